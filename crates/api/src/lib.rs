@@ -1,0 +1,1 @@
+//! Message conversions, errors to gRPC status, clients.

@@ -1,0 +1,1 @@
+//! Immutable blobs by SHA-256 over an object store.

@@ -1,0 +1,1 @@
+//! Unlock capabilities: tokens and their verification with a public key.

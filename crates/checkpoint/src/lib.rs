@@ -1,0 +1,1 @@
+//! Hugging Face checkpoints: strict safetensors headers, directories, shard writer.

@@ -1,0 +1,1 @@
+//! Uncached positional reads: io_uring and pread behind one trait.

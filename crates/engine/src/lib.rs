@@ -1,0 +1,1 @@
+//! The CPU inference engine: graph, KV cache, sampling.

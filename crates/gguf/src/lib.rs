@@ -1,0 +1,1 @@
+//! A strict GGUF reader.

@@ -1,0 +1,1 @@
+//! The .jlm container: codec, layout, packers and unpackers.

@@ -1,0 +1,1 @@
+//! The key service's client: typed labels on the wire, wrapped subkeys opened.

@@ -1,0 +1,1 @@
+//! A private Postgres cluster on a unix socket.

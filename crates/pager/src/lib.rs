@@ -1,0 +1,1 @@
+//! Residency of container pages under a byte budget.

@@ -1,0 +1,1 @@
+//! Generated gRPC messages, clients and servers.

@@ -1,0 +1,1 @@
+//! Receipts: in-toto statements in DSSE envelopes, and model-signing bundles.

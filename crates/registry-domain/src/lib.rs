@@ -1,0 +1,1 @@
+//! Artifacts, jobs and receipts: state machines and repository traits.

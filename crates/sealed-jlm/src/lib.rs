@@ -1,0 +1,1 @@
+//! The sealed .jlm container: codec, page sealing and opening.

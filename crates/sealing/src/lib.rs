@@ -1,0 +1,1 @@
+//! Seal, unlock and verify checkpoints over any source of subkeys.

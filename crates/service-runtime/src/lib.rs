@@ -1,0 +1,1 @@
+//! What every service shares: listener, health, admin port, drain, clock.

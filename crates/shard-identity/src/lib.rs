@@ -1,0 +1,1 @@
+//! Base-weight shard manifests and their content aggregate.

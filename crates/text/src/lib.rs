@@ -1,0 +1,1 @@
+//! Tokenizer and chat templates from a container's vocabulary.

@@ -1,0 +1,1 @@
+//! KLLMBLOB1: the chunked AES-256-GCM container of a sealed checkpoint's secret files.

@@ -1,0 +1,1 @@
+//! The weight lock, versions 1 and 2, over byte slices.

@@ -1,0 +1,1 @@
+//! Keyed transforms per architecture: tensor name in, recipe out.

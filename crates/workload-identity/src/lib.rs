@@ -1,0 +1,1 @@
+//! Certificates, SPIFFE identities and the authorisation table.

@@ -1,0 +1,1 @@
+//! The key-service service.

@@ -1,0 +1,1 @@
+//! Whole-suite tests: architecture bans and end-to-end runs.
