@@ -1,1 +1,0 @@
-//! Whole-suite tests: architecture bans and end-to-end runs.
