@@ -86,7 +86,9 @@ impl TensorId {
         let sane = !text.is_empty()
             && text.len() <= MAX_TENSOR_ID
             && !text.chars().any(char::is_control)
-            && text.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+            && text
+                .split('/')
+                .all(|segment| !matches!(segment, "" | "." | ".."));
         sane.then(|| Self(text.to_owned()))
     }
 
