@@ -1,1 +1,33 @@
 //! The .jlm container: codec, layout, packers and unpackers.
+//!
+//! A container is a header, five metadata sections and a few page arrays (spec: container,
+//! section B). This crate does no I/O: [`Container::decode`] takes the bytes before the dense
+//! region and gives the [`Span`] of every plane, page and region; the caller reads them.
+
+mod codes;
+mod config;
+mod container;
+mod dtype;
+mod error;
+mod fingerprint;
+mod header;
+mod layout;
+mod span;
+mod table;
+mod tables;
+mod unit;
+mod vocab;
+
+pub use codes::{Arch, Role};
+pub use config::{Config, Flags, LayerKind, SsmConfig, Tails};
+pub use container::{Container, Planes};
+pub use dtype::{DType, PackedFormat, PlaneLens};
+pub use error::JlmError;
+pub use fingerprint::WriterFingerprint;
+pub use header::{HEADER_LEN, Header, Version};
+pub use layout::{Draft, chunk_size, stream_groups};
+pub use span::{ALIGN, Span, align};
+pub use table::{TensorEntry, TensorKey};
+pub use tables::PROJECTORS;
+pub use unit::{Region, UnitId, UnitRange};
+pub use vocab::{AddedToken, PreOp, PreOpKind, SpecialIds, Template, TokenKind, Vocab, VocabKind};
