@@ -84,27 +84,53 @@ impl Claims {
     /// Whether the unit's subkey belongs to this capability.
     #[must_use]
     pub fn allows_unit(&self, region: u8, unit: u64) -> bool {
-        let held = |range: &UnitRange| range.region == region && (range.start..range.end).contains(&unit);
+        let held =
+            |range: &UnitRange| range.region == region && (range.start..range.end).contains(&unit);
         self.units.iter().any(held)
     }
 
     pub(crate) fn check(&self) -> Result<(), ClaimsError> {
-        let rule = |holds, claim, rule| if holds { Ok(()) } else { Err(ClaimsError { claim, rule }) };
+        let rule = |holds, claim, rule| {
+            if holds {
+                Ok(())
+            } else {
+                Err(ClaimsError { claim, rule })
+            }
+        };
         rule(self.nbf < self.exp, "exp", "is not after nbf")?;
         let lifetime = self.exp.saturating_sub(self.iat.min(self.nbf));
-        rule(lifetime <= MAX_LIFETIME_SECONDS, "exp", "is more than one hour after iat")?;
+        rule(
+            lifetime <= MAX_LIFETIME_SECONDS,
+            "exp",
+            "is more than one hour after iat",
+        )?;
         let blobs = self.blobs.len();
-        rule((1..=MAX_BLOBS).contains(&blobs), "blobs", "has no entry, or more than 256")?;
+        rule(
+            (1..=MAX_BLOBS).contains(&blobs),
+            "blobs",
+            "has no entry, or more than 256",
+        )?;
         let rising = self.blobs.windows(2).all(|pair| pair[0] < pair[1]);
         rule(rising, "blobs", "is not sorted, or repeats an entry")?;
         let units = self.units.len();
-        rule(units <= MAX_UNIT_RANGES, "units", "has more than 256 ranges")?;
+        rule(
+            units <= MAX_UNIT_RANGES,
+            "units",
+            "has more than 256 ranges",
+        )?;
         let shaped = |range: &UnitRange| (1..=6).contains(&range.region) && range.start < range.end;
-        rule(self.units.iter().all(shaped), "units", "has an empty range or an unknown region")?;
-        let apart = |pair: &[UnitRange]| {
-            (pair[0].region, pair[0].end) <= (pair[1].region, pair[1].start)
-        };
-        rule(self.units.windows(2).all(apart), "units", "is not sorted, or overlaps")
+        rule(
+            self.units.iter().all(shaped),
+            "units",
+            "has an empty range or an unknown region",
+        )?;
+        let apart =
+            |pair: &[UnitRange]| (pair[0].region, pair[0].end) <= (pair[1].region, pair[1].start);
+        rule(
+            self.units.windows(2).all(apart),
+            "units",
+            "is not sorted, or overlaps",
+        )
     }
 }
 
@@ -148,7 +174,9 @@ impl TryFrom<String> for CertificateThumbprint {
             claim: "x5t#S256",
             rule: "is not 32 bytes in base64url without padding",
         };
-        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).map_err(|_| error.clone())?;
+        let bytes = BASE64_URL_SAFE_NO_PAD
+            .decode(text)
+            .map_err(|_| error.clone())?;
         bytes.try_into().map(Self).map_err(|_| error)
     }
 }

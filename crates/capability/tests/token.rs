@@ -1,5 +1,7 @@
 //! Tokens: what is accepted, and each way of being refused.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD as B64;
 use capability::{CertificateThumbprint, Claims, Confirmation, Refusal, UnitRange, Verifier, mint};
@@ -38,18 +40,31 @@ fn claims() -> Claims {
         epoch: 4,
         blobs: vec![Sha256Digest::new([4; 32]), Sha256Digest::new([5; 32])],
         units: vec![
-            UnitRange { region: 3, start: 0, end: 1 },
-            UnitRange { region: 4, start: 0, end: 16 },
+            UnitRange {
+                region: 3,
+                start: 0,
+                end: 1,
+            },
+            UnitRange {
+                region: 4,
+                start: 0,
+                end: 16,
+            },
         ],
     }
 }
 
 fn verifier() -> Verifier {
-    Verifier::new([(KID.to_owned(), key().verifying_key())], spiffe(Role::KeyService))
+    Verifier::new(
+        [(KID.to_owned(), key().verifying_key())],
+        spiffe(Role::KeyService),
+    )
 }
 
 fn check(token: &str, now: u64) -> Result<Claims, Refusal> {
-    verifier().verify(token, now, &peer(), SKEW).map(capability::Verified::into_inner)
+    verifier()
+        .verify(token, now, &peer(), SKEW)
+        .map(capability::Verified::into_inner)
 }
 
 /// A correctly signed token with any header and payload.
@@ -85,11 +100,17 @@ fn time_is_checked_with_the_stated_skew_and_each_side_is_distinct() {
     assert!(check(&token, NOW - SKEW).is_ok());
     assert!(check(&token, NOW + 300 + SKEW - 1).is_ok());
     for early in [NOW - SKEW - 1, NOW - 3600, 0] {
-        let expected = Refusal::NotYetValid { not_before: NOW, now: early };
+        let expected = Refusal::NotYetValid {
+            not_before: NOW,
+            now: early,
+        };
         assert_eq!(check(&token, early), Err(expected));
     }
     for late in [NOW + 300 + SKEW, NOW + 3600, u64::MAX] {
-        let expected = Refusal::Expired { expiry: NOW + 300, now: late };
+        let expected = Refusal::Expired {
+            expiry: NOW + 300,
+            now: late,
+        };
         assert_eq!(check(&token, late), Err(expected));
     }
 }
@@ -98,7 +119,10 @@ fn time_is_checked_with_the_stated_skew_and_each_side_is_distinct() {
 fn another_certificate_key_issuer_or_signature_is_refused_by_name() {
     let token = mint(&key(), KID, &claims()).unwrap();
     let other = CertificateThumbprint::of_der(b"another certificate");
-    assert_eq!(verifier().verify(&token, NOW, &other, SKEW), Err(Refusal::WrongCertificate));
+    assert_eq!(
+        verifier().verify(&token, NOW, &other, SKEW),
+        Err(Refusal::WrongCertificate)
+    );
 
     let unknown = mint(&key(), "key-service-2", &claims()).unwrap();
     assert_eq!(check(&unknown, NOW), Err(Refusal::UnknownKey));
@@ -109,7 +133,10 @@ fn another_certificate_key_issuer_or_signature_is_refused_by_name() {
     let mut from_elsewhere = claims();
     from_elsewhere.iss = SpiffeId::new("elsewhere.test", Role::KeyService, "one").unwrap();
     let token = mint(&key(), KID, &from_elsewhere).unwrap();
-    assert_eq!(check(&token, NOW), Err(Refusal::WrongIssuer(from_elsewhere.iss)));
+    assert_eq!(
+        check(&token, NOW),
+        Err(Refusal::WrongIssuer(from_elsewhere.iss))
+    );
 }
 
 #[test]
@@ -125,7 +152,10 @@ fn headers_other_than_ours_are_malformed_even_when_signed() {
         r#"{"alg": "EdDSA","kid":"key-service-1","typ":"chancery-unlock+jwt"}"#,
     ] {
         let refused = check(&forge(header, &payload(|_| ())), NOW);
-        assert!(matches!(refused, Err(Refusal::Malformed { part: "header", .. })), "{header}: {refused:?}");
+        assert!(
+            matches!(refused, Err(Refusal::Malformed { part: "header", .. })),
+            "{header}: {refused:?}"
+        );
     }
 }
 
@@ -139,10 +169,16 @@ fn claims_with_missing_extra_or_odd_fields_are_refused_even_when_signed() {
     });
     for bad in [missing, extra, reordered, "[]".to_owned(), String::new()] {
         let refused = check(&forge(HEADER, &bad), NOW);
-        assert!(matches!(refused, Err(Refusal::Malformed { part: "claims", .. })), "{bad}: {refused:?}");
+        assert!(
+            matches!(refused, Err(Refusal::Malformed { part: "claims", .. })),
+            "{bad}: {refused:?}"
+        );
     }
     let endless = payload(|claims| drop(claims.insert("exp".to_owned(), u64::MAX.into())));
-    assert!(matches!(check(&forge(HEADER, &endless), NOW), Err(Refusal::Claims(_))));
+    assert!(matches!(
+        check(&forge(HEADER, &endless), NOW),
+        Err(Refusal::Claims(_))
+    ));
 }
 
 #[test]
@@ -175,7 +211,10 @@ fn every_truncation_and_every_changed_character_is_refused() {
     for at in 0..token.len() {
         let mut bytes = token.clone().into_bytes();
         bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
-        assert!(check(&String::from_utf8(bytes).unwrap(), NOW).is_err(), "{at}");
+        assert!(
+            check(&String::from_utf8(bytes).unwrap(), NOW).is_err(),
+            "{at}"
+        );
     }
 }
 
@@ -184,7 +223,11 @@ fn the_largest_claims_fit_into_a_token() {
     let mut largest = claims();
     largest.blobs = (0..=255).map(|n| Sha256Digest::new([n; 32])).collect();
     largest.units = (0..256)
-        .map(|n| UnitRange { region: 4, start: n * 4_000_000, end: n * 4_000_000 + 1 })
+        .map(|n| UnitRange {
+            region: 4,
+            start: n * 4_000_000,
+            end: n * 4_000_000 + 1,
+        })
         .collect();
     let refused = mint(&key(), KID, &largest).map(|token| token.len());
     assert!(refused.is_err() || refused.unwrap() <= capability::MAX_TOKEN_BYTES);
@@ -192,9 +235,14 @@ fn the_largest_claims_fit_into_a_token() {
 
 #[test]
 fn the_thumbprint_of_rfc_8037_appendix_a_is_reproduced() {
-    let x = B64.decode("11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo").unwrap();
+    let x = B64
+        .decode("11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo")
+        .unwrap();
     let key = ed25519_dalek::VerifyingKey::from_bytes(&x.try_into().unwrap()).unwrap();
-    assert_eq!(capability::key_thumbprint(&key), "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k");
+    assert_eq!(
+        capability::key_thumbprint(&key),
+        "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
+    );
 }
 
 proptest! {
