@@ -7,7 +7,9 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::marker::PhantomData;
 
+use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error as _, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
@@ -355,6 +357,27 @@ struct RawTensor {
 
 struct Shape(Vec<u64>);
 
+/// A structure written as an object; serde's own form would also take a list of its fields.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
+            }
+        }
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
 impl<'de> Deserialize<'de> for RawHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries;
@@ -397,14 +420,14 @@ impl<'de> Deserialize<'de> for RawHeader {
                         )));
                     }
                     let tensor = map
-                        .next_value::<RawTensor>()
+                        .next_value::<Object<RawTensor>>()
                         .map_err(|e| A::Error::custom(format_args!("tensor {name:?}: {e}")))?;
                     if !seen.insert(name.clone()) {
                         return Err(A::Error::custom(format_args!(
                             "tensor {name:?} appears twice"
                         )));
                     }
-                    tensors.push((name, tensor));
+                    tensors.push((name, tensor.0));
                 }
                 Ok(RawHeader {
                     metadata: metadata.unwrap_or_default(),

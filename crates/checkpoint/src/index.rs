@@ -6,6 +6,7 @@ use std::fmt;
 use serde::de::{Error as _, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use crate::header::Object;
 use crate::json::{self, Style, Value};
 
 /// The longest index accepted, in bytes.
@@ -52,12 +53,12 @@ pub enum IndexError {
 impl Index {
     /// Reads an index. Every shard name is a plain file name; no tensor appears twice.
     pub fn parse(text: &[u8]) -> Result<Self, IndexError> {
-        let raw: Raw = serde_json::from_slice(text).map_err(|error| {
+        let raw: Object<Raw> = serde_json::from_slice(text).map_err(|error| {
             let mut reason = error.to_string();
             reason.truncate(reason.floor_char_boundary(MAX_REASON));
             IndexError::Json { reason }
         })?;
-        let weight_map = raw.weight_map.0;
+        let weight_map = raw.0.weight_map.0;
         let mut shards = HashSet::new();
         for (tensor, shard) in &weight_map {
             if !shards.insert(shard.as_str()) {

@@ -82,8 +82,13 @@ impl Root {
     pub fn folder(&self, relative: &str) -> Result<Self, CheckpointError> {
         check_relative(relative)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = open_beneath(&self.directory, relative, flags)
-            .map_err(|e| self.refusal(relative, "open the folder", e))?;
+        let directory = open_beneath(&self.directory, relative, flags).map_err(|e| match e {
+            Errno::NOTDIR => CheckpointError::NotRegular {
+                file: self.name(relative),
+                reason: "it is not a folder, or is a symbolic link",
+            },
+            _ => self.refusal(relative, "open the folder", e),
+        })?;
         Ok(Self {
             directory,
             path: self.path.join(relative),
