@@ -1,5 +1,11 @@
 //! The reference's files: read, refused, and laid out again to the byte.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test may panic and says when it is skipped"
+)]
+
 use std::path::{Path, PathBuf};
 
 use checkpoint::json::{self, Style, Value};

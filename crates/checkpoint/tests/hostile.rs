@@ -1,5 +1,7 @@
 //! Hostile directories and headers.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;

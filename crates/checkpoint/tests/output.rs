@@ -1,5 +1,7 @@
 //! Written files and directories.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::fs;
 
 use checkpoint::{
