@@ -2,6 +2,7 @@
 
 use hkdf::Hkdf;
 use identifiers::Fingerprint;
+use rand_core::CryptoRng;
 use secret::Secret;
 use sha2::Sha256;
 
@@ -74,6 +75,64 @@ impl ModelKey {
     }
 }
 
+impl ModelKey {
+    /// A new key from 32 random bytes.
+    #[must_use]
+    pub fn generate(rng: &mut impl CryptoRng) -> Self {
+        Self(Secret::fill_with(|bytes| rng.fill_bytes(bytes)))
+    }
+
+    /// The key of a catalog's model, where this is the catalog's master key.
+    #[must_use]
+    pub fn catalog_key(&self, entry: &CatalogEntry) -> Self {
+        let label = format!("catalog/v1/{}/k{}", entry.repo_id, entry.key_version);
+        Self(derive(self.expose(), &label))
+    }
+
+    /// The fingerprint of a component's own key; of the model key itself for
+    /// [`Component::Model`].
+    #[must_use]
+    pub fn component_fingerprint(&self, component: Component) -> Fingerprint {
+        match component.label() {
+            None => self.fingerprint(),
+            Some(label) => Self(derive(self.expose(), label)).fingerprint(),
+        }
+    }
+}
+
+impl std::fmt::Debug for ModelKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ModelKey({})", self.fingerprint())
+    }
+}
+
+/// A model of a catalog: whose key, and which version of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CatalogEntry {
+    repo_id: String,
+    key_version: u32,
+}
+
+impl CatalogEntry {
+    /// A checked entry: `repo_id` is `<owner>/<name>`, each 1 to 96 ASCII letters, digits, `-`,
+    /// `_` and `.`, and neither `.` nor `..`. `None` otherwise.
+    #[must_use]
+    pub fn new(repo_id: &str, key_version: u32) -> Option<Self> {
+        let sane = |part: &str| {
+            (1..=MAX_REPO_PART).contains(&part.len())
+                && !matches!(part, "." | "..")
+                && part
+                    .bytes()
+                    .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
+        };
+        let (owner, name) = repo_id.split_once('/')?;
+        (sane(owner) && sane(name)).then(|| Self {
+            repo_id: repo_id.to_owned(),
+            key_version,
+        })
+    }
+}
+
 impl SubkeySource for ModelKey {
     fn subkey(&self, id: &SubkeyId) -> Result<Subkey, SubkeyError> {
         let label = id.label.to_string();
@@ -101,4 +160,5 @@ fn expand(key: &[u8; 32], label: &str, out: &mut [u8]) {
         .expect("the output is at most 255 hash blocks");
 }
 
+const MAX_REPO_PART: usize = 96;
 const SALT: &[u8] = b"kllm/v1";
