@@ -96,6 +96,18 @@ impl Header {
         Ok(header)
     }
 
+    /// Length of the file that the header at the start of `bytes` claims, before any check of it
+    /// against a real file: for metadata whose page arrays are yet to be written.
+    pub fn claimed_len(bytes: &[u8]) -> Result<u64, JlmError> {
+        let header = Self::parse(bytes)?;
+        let ends = header.arrays().map(|array| {
+            let length = array.size.checked_mul(array.count.into())?;
+            array.offset.checked_add(length)
+        });
+        let end = |at: usize| ends[at].ok_or(JlmError::header(FIELDS[at], "does not fit 64 bits"));
+        Ok(header.data_off.max(end(0)?).max(end(1)?).max(end(2)?))
+    }
+
     /// Bytes that hold the header and all metadata sections, and the padding up to the dense
     /// region: what [`crate::Container::decode`] needs.
     #[must_use]
@@ -275,19 +287,19 @@ impl Header {
     fn arrays(&self) -> [PageArray; 3] {
         [
             PageArray {
-                field: "NBlocks",
+                field: FIELDS[0],
                 offset: self.data_off,
                 size: self.page_size,
                 count: self.n_blocks,
             },
             PageArray {
-                field: "NVisBlocks",
+                field: FIELDS[1],
                 offset: self.vis_data_off,
                 size: self.vis_page_size,
                 count: self.n_vis_blocks,
             },
             PageArray {
-                field: "NExpPages",
+                field: FIELDS[2],
                 offset: self.exp_data_off,
                 size: self.exp_page_size,
                 count: self.n_exp_pages,
@@ -336,4 +348,5 @@ fn span(out: &mut Writer, span: Span) {
 }
 
 pub(crate) const MAGIC: &[u8; 8] = b"JITLLM\0\0";
+const FIELDS: [&str; 3] = ["NBlocks", "NVisBlocks", "NExpPages"];
 const MAX_METADATA: u64 = 1 << 30;

@@ -4,6 +4,7 @@
 //! section B). This crate does no I/O: [`Container::decode`] takes the bytes before the dense
 //! region and gives the [`Span`] of every plane, page and region; the caller reads them.
 
+mod block;
 mod codes;
 mod config;
 mod container;
@@ -12,6 +13,8 @@ mod error;
 mod fingerprint;
 mod header;
 mod layout;
+mod pack;
+mod quantize;
 mod span;
 mod table;
 mod tables;
@@ -26,6 +29,8 @@ pub use error::JlmError;
 pub use fingerprint::WriterFingerprint;
 pub use header::{HEADER_LEN, Header, Version};
 pub use layout::{Draft, chunk_size, stream_groups};
+pub use pack::{PlaneBytes, PlaneBytesMut, Sheet, floats};
+pub use quantize::{half_of, quantize_q8, quantize_q8_sheet};
 pub use span::{ALIGN, Span, align};
 pub use table::{TensorEntry, TensorKey};
 pub use tables::PROJECTORS;
