@@ -36,15 +36,18 @@ pub fn permutation_id(component: Component, path: &Path) -> SubkeyId {
     }
 }
 
-/// `grouped(path, n, group)`: groups of `group` in order (`None`: one group of all), each
-/// permuted on its own; the last may be shorter.
+/// `grouped(path, n, group)`: groups of `group` in order, each permuted on its own; the last may
+/// be shorter. Without a group it is [`permutation`].
 pub fn grouped(
     source: &Scoped<'_>,
     path: &Path,
     n: usize,
     group: Option<usize>,
 ) -> Result<Vec<u32>, DrawError> {
-    let size = group_size(path, n, group)?;
+    let Some(size) = group else {
+        return permutation(source, path, n);
+    };
+    check_group(path, n, size)?;
     let mut out = ascending(0, n);
     for (k, part) in out.chunks_mut(size).enumerate() {
         draw(source, &path.then(Part::Group((k * size) as u64)), part)?;
@@ -59,7 +62,10 @@ pub fn grouped_ids(
     n: usize,
     group: Option<usize>,
 ) -> Result<Vec<SubkeyId>, DrawError> {
-    let size = group_size(path, n, group)?;
+    let Some(size) = group else {
+        return Ok(vec![permutation_id(component, path)]);
+    };
+    check_group(path, n, size)?;
     Ok(group_ids(component, path, n, size))
 }
 
@@ -235,17 +241,16 @@ fn ascending(start: u32, n: usize) -> Vec<u32> {
     (start..).take(n).collect()
 }
 
-fn group_size(path: &Path, n: usize, group: Option<usize>) -> Result<usize, DrawError> {
+fn check_group(path: &Path, n: usize, size: usize) -> Result<(), DrawError> {
     DrawError::check_length(path, n)?;
-    match group {
-        Some(0) => Err(DrawError::NotMultiple {
+    if size == 0 {
+        return Err(DrawError::NotMultiple {
             path: path.to_string(),
             n,
             block: 0,
-        }),
-        Some(size) => Ok(size),
-        None => Ok(n.max(1)),
+        });
     }
+    Ok(())
 }
 
 fn pair_group(path: &Path, n: usize, group: Option<usize>) -> Result<usize, DrawError> {

@@ -12,6 +12,7 @@ use model_key::{
 use model_key::{Scoped, blocks, grouped, inverse, pairs, permutation, signed_permutation};
 use secret::Secret;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 /// Every label of the vectors that a typed id can render to.
 fn typed(label: &str) -> Option<Label> {
@@ -152,13 +153,35 @@ fn draws_below_a_bound_are_the_reference_s() {
             };
             assert_eq!(u128::from(drawn), expected, "below {bound}");
         }
-        for (field, bound) in [("below_1000", 1000), ("below_2^63+1", (1 << 63) + 1)] {
+        let draws = |field: &str, bound: u64| -> Vec<u64> {
             let mut stream = KeyStream::new(&subkey);
-            for expected in case[field].as_array().unwrap() {
-                let drawn = stream.below(NonZeroU64::new(bound).unwrap());
-                assert_eq!(u128::from(drawn), number(expected), "{field}");
-            }
-        }
+            let bound = NonZeroU64::new(bound).unwrap();
+            let count = case[field]["count"].as_u64().unwrap();
+            (0..count).map(|_| stream.below(bound)).collect()
+        };
+        let drawn: Vec<u32> = draws("below_1000", 1000)
+            .into_iter()
+            .map(|value| value as u32)
+            .collect();
+        let mut expected = case["below_1000"].clone();
+        expected["n"] = expected["count"].clone();
+        assert_permutation(&drawn, &expected, "below 1000");
+        // Nearly half of the words are rejected.
+        let drawn = draws("below_2^63+1", (1 << 63) + 1);
+        let bytes: Vec<u8> = drawn.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let expected = &case["below_2^63+1"];
+        let first: Vec<u128> = expected["first8"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(number)
+            .collect();
+        let start: Vec<u128> = drawn.iter().take(8).map(|v| u128::from(*v)).collect();
+        assert_eq!(start, first);
+        assert_eq!(
+            hex::encode(Sha256::digest(bytes)),
+            expected["sha256_u64le"].as_str().unwrap()
+        );
     }
 }
 
@@ -263,6 +286,7 @@ fn streams_signs_and_scales_are_the_reference_s() {
         let n = case["n"].as_u64().unwrap() as usize;
         let block = case["block"].as_u64().unwrap_or(0) as usize;
         let exponents = match NonZeroUsize::new(block) {
+            None if case["fp8"] == true => Exponents::Zero,
             None => Exponents::Each,
             Some(block) => Exponents::PerBlock(block),
         };
