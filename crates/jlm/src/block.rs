@@ -71,7 +71,10 @@ pub(crate) fn from_words(dtype: DType, words: &Words, block: &mut [u8]) {
 /// The elements of one sub-block, as stored (before bias and sign).
 pub(crate) fn elements(dtype: DType, sub_words: &[u32], out: &mut [u8; 32]) {
     let Some(format) = dtype.packed() else { return };
-    let (sub, primary) = (format.sub as usize, (format.sub * format.bits / 32) as usize);
+    let (sub, primary) = (
+        format.sub as usize,
+        (format.sub * format.bits / 32) as usize,
+    );
     let byte = |j: usize| (sub_words[j / 4] >> (8 * (j % 4))) as u8;
     if format.bits == 8 {
         (0..sub).for_each(|j| out[j] = byte(j));
@@ -95,7 +98,10 @@ pub(crate) fn elements(dtype: DType, sub_words: &[u32], out: &mut [u8; 32]) {
 fn nibbles_to_words<const W: usize>(qs: &[u8], words: &mut Words) {
     for group in 0..4 {
         for i in 0..4 {
-            let (a, b) = (word(qs, 32 * group + 4 * i), word(qs, 32 * group + 16 + 4 * i));
+            let (a, b) = (
+                word(qs, 32 * group + 4 * i),
+                word(qs, 32 * group + 16 + 4 * i),
+            );
             words[2 * group * W + i] = (a & LOW) | ((b & LOW) << 4);
             words[(2 * group + 1) * W + i] = ((a >> 4) & LOW) | (b & HIGH);
         }
@@ -107,7 +113,11 @@ fn words_to_nibbles<const W: usize>(words: &Words, qs: &mut [u8]) {
         for i in 0..4 {
             let (even, odd) = (words[2 * group * W + i], words[(2 * group + 1) * W + i]);
             put(qs, 32 * group + 4 * i, (even & LOW) | ((odd & LOW) << 4));
-            put(qs, 32 * group + 16 + 4 * i, ((even >> 4) & LOW) | (odd & HIGH));
+            put(
+                qs,
+                32 * group + 16 + 4 * i,
+                ((even >> 4) & LOW) | (odd & HIGH),
+            );
         }
     }
 }
@@ -120,9 +130,8 @@ fn q6_to_words(block: &[u8], words: &mut Words) {
             let ql = 64 * half + 32 * (quarter % 2);
             for part in 0..2 {
                 let out = 3 * (8 * half + 2 * quarter + part);
-                let low = |i: usize| {
-                    (word(block, ql + 16 * part + 4 * i) >> (4 * (quarter / 2))) & LOW
-                };
+                let low =
+                    |i: usize| (word(block, ql + 16 * part + 4 * i) >> (4 * (quarter / 2))) & LOW;
                 let high = |i: usize| {
                     (word(block, 128 + 32 * half + 16 * part + 4 * i) >> (2 * quarter)) & TWOS
                 };
@@ -145,7 +154,11 @@ fn words_to_q6(words: &Words, block: &mut [u8]) {
                     let low = (words[from + i % 2] >> (4 * (i / 2))) & LOW;
                     or(block, ql + 16 * part + 4 * i, low << (4 * (quarter / 2)));
                     let high = (words[from + 2] >> (2 * i)) & TWOS;
-                    or(block, 128 + 32 * half + 16 * part + 4 * i, high << (2 * quarter));
+                    or(
+                        block,
+                        128 + 32 * half + 16 * part + 4 * i,
+                        high << (2 * quarter),
+                    );
                 }
             }
         }
@@ -199,7 +212,9 @@ fn scatter_bits(bits: u32) -> u32 {
 }
 
 fn gather_bits(word: u32) -> u32 {
-    (0..32).fold(0, |out, l| out | (((word >> (8 * (l % 4) + l / 4)) & 1) << l))
+    (0..32).fold(0, |out, l| {
+        out | (((word >> (8 * (l % 4) + l / 4)) & 1) << l)
+    })
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {

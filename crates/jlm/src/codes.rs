@@ -185,7 +185,9 @@ impl Role {
 }
 
 fn find(code: u16) -> Option<&'static (u16, &'static str, u8)> {
-    let at = ROLES.binary_search_by_key(&code, |(code, _, _)| *code).ok()?;
+    let at = ROLES
+        .binary_search_by_key(&code, |(code, _, _)| *code)
+        .ok()?;
     Some(&ROLES[at])
 }
 

@@ -595,7 +595,9 @@ impl Config {
         self.ssm.write(o);
         o.u32(self.layer_kinds.len() as u32);
         self.layer_kinds.iter().for_each(|kind| o.u8(*kind as u8));
-        self.rope_sections.iter().for_each(|section| o.u32(*section));
+        self.rope_sections
+            .iter()
+            .for_each(|section| o.u32(*section));
         o.f32(self.attn_softcap);
         o.f32(self.final_softcap);
         o.f32(self.yarn_factor);
@@ -661,7 +663,10 @@ impl Tails {
             self.latent.is_zero(),
             self.decision == DecisionTail::default(),
         ];
-        let count = zero.iter().rposition(|zero| !zero).map_or(0, |last| last + 1);
+        let count = zero
+            .iter()
+            .rposition(|zero| !zero)
+            .map_or(0, |last| last + 1);
         let writers: [&dyn Fn(&mut Writer); 10] = [
             &|o| self.attn_temp.write(o),
             &|o| self.scale.write(o),
@@ -777,19 +782,26 @@ mod tests {
     #[test]
     fn all_tails_survive_the_round_trip_and_no_truncation_is_accepted_inside_one() {
         let mut config = Config::new(Arch::LLAMA);
-        config.tails.decision.temperatures.push(DecisionTemperature {
-            question: 1,
-            min: 2,
-            max: 3,
-            temperature: 0.5,
-        });
+        config
+            .tails
+            .decision
+            .temperatures
+            .push(DecisionTemperature {
+                question: 1,
+                min: 2,
+                max: 3,
+                temperature: 0.5,
+            });
         config.tails.comp_kinds = vec![1, 2];
         let bytes = config.encode(Version::V28);
         assert_eq!(Config::decode(&bytes, Version::V28).unwrap(), config);
         let accepted = (0..bytes.len())
             .filter(|length| Config::decode(&bytes[..*length], Version::V28).is_ok())
             .count();
-        assert_eq!(accepted, 10, "one length for each number of tails below ten");
+        assert_eq!(
+            accepted, 10,
+            "one length for each number of tails below ten"
+        );
     }
 
     #[test]

@@ -58,8 +58,7 @@ impl Container {
         let table_bytes = section(meta, header.table, "TabLen")?;
         let fingerprint_bytes = section(meta, header.fingerprint, "FPLen")?;
         let version = header.version;
-        let config =
-            Config::decode(config_bytes, version).map_err(JlmError::section("config"))?;
+        let config = Config::decode(config_bytes, version).map_err(JlmError::section("config"))?;
         let tensors = table::decode(table_bytes, header.n_tensors, version)
             .map_err(JlmError::section("table"))?;
         let fingerprint = WriterFingerprint::decode(fingerprint_bytes)
@@ -76,7 +75,10 @@ impl Container {
         let mut index = HashMap::with_capacity(tensors.len());
         for (at, entry) in tensors.iter().enumerate() {
             if index.insert(entry.key, at).is_some() {
-                return Err(JlmError::tensor(&entry.name, "repeats a role, block and index"));
+                return Err(JlmError::tensor(
+                    &entry.name,
+                    "repeats a role, block and index",
+                ));
             }
         }
         let banks = tensors.iter().filter(|entry| entry.is_expert_paged());
@@ -85,7 +87,10 @@ impl Container {
         let experts = u32::try_from(sheets)
             .map_err(|_| JlmError::Model("a bank has more than 2^32 experts"))?;
         if (mixtures.len() as u64).checked_mul(sheets) != Some(header.n_exp_pages.into()) {
-            return Err(JlmError::header("NExpPages", "is not one for each expert of each bank"));
+            return Err(JlmError::header(
+                "NExpPages",
+                "is not one for each expert of each bank",
+            ));
         }
         let container = Self {
             header,
@@ -97,7 +102,10 @@ impl Container {
             experts,
         };
         container.check_norms()?;
-        container.tensors.iter().try_for_each(|entry| container.check_place(entry))?;
+        container
+            .tensors
+            .iter()
+            .try_for_each(|entry| container.check_place(entry))?;
         Ok(container)
     }
 
@@ -107,7 +115,9 @@ impl Container {
             return Ok(None);
         }
         let bytes = section(meta, self.header.vocab, "VocLen")?;
-        Vocab::decode(bytes).map(Some).map_err(JlmError::section("vocab"))
+        Vocab::decode(bytes)
+            .map(Some)
+            .map_err(JlmError::section("vocab"))
     }
 
     /// The bytes before the dense region, with these vision and vocab sections.
@@ -116,10 +126,9 @@ impl Container {
     pub fn encode_meta(&self, vision: &[u8], vocab: &[u8]) -> Result<Vec<u8>, JlmError> {
         let table = table::encode(&self.tensors)
             .ok_or(JlmError::Model("a tensor name is longer than 65535 bytes"))?;
-        let fingerprint = self
-            .fingerprint
-            .encode()
-            .ok_or(JlmError::Model("a fingerprint text is longer than 65535 bytes"))?;
+        let fingerprint = self.fingerprint.encode().ok_or(JlmError::Model(
+            "a fingerprint text is longer than 65535 bytes",
+        ))?;
         let mut out = self.header.encode();
         let config = self.config.encode(self.header.version);
         for (span, bytes, field) in [
@@ -207,7 +216,10 @@ impl Container {
             } else {
                 length
             };
-            Some(Span::new(offset.checked_add(stride.checked_mul(sheet)?)?, length))
+            Some(Span::new(
+                offset.checked_add(stride.checked_mul(sheet)?)?,
+                length,
+            ))
         };
         Some(Planes {
             qs: step(entry.qs_off, lens.qs)?,
@@ -368,9 +380,9 @@ impl Container {
 }
 
 fn section<'a>(meta: &'a [u8], span: Span, field: &'static str) -> Result<&'a [u8], JlmError> {
-    let range = span.end().and_then(|end| {
-        Some(usize::try_from(span.offset).ok()?..usize::try_from(end).ok()?)
-    });
+    let range = span
+        .end()
+        .and_then(|end| Some(usize::try_from(span.offset).ok()?..usize::try_from(end).ok()?));
     range
         .and_then(|range| meta.get(range))
         .ok_or(JlmError::header(field, "is past the bytes that were given"))

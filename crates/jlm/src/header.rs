@@ -157,7 +157,9 @@ impl Header {
 
     fn parse(bytes: &[u8]) -> Result<Self, JlmError> {
         let mut reader = Reader::new(bytes);
-        let magic = reader.bytes("magic", MAGIC.len()).map_err(|_| JlmError::Magic)?;
+        let magic = reader
+            .bytes("magic", MAGIC.len())
+            .map_err(|_| JlmError::Magic)?;
         if magic != MAGIC {
             return Err(JlmError::Magic);
         }
@@ -197,9 +199,15 @@ impl Header {
 
     fn check_sizes(&self) -> Result<(), JlmError> {
         if self.page_size == 0 || self.page_size % ALIGN != 0 {
-            return Err(JlmError::header("PageSize", "is not a positive multiple of 4096"));
+            return Err(JlmError::header(
+                "PageSize",
+                "is not a positive multiple of 4096",
+            ));
         }
-        let largest = self.page_size.max(self.vis_page_size).max(self.exp_page_size);
+        let largest = self
+            .page_size
+            .max(self.vis_page_size)
+            .max(self.exp_page_size);
         if !self.chunk.is_power_of_two() || self.chunk < ALIGN || self.chunk > largest {
             return Err(JlmError::header(
                 "Chunk",
@@ -213,7 +221,11 @@ impl Header {
     }
 
     fn check_sections(&self, file_len: u64) -> Result<(), JlmError> {
-        for (field, section) in self.sections().into_iter().chain([("DenseOff", self.dense)]) {
+        for (field, section) in self
+            .sections()
+            .into_iter()
+            .chain([("DenseOff", self.dense)])
+        {
             if section.end().is_none_or(|end| end > file_len) {
                 return Err(JlmError::header(field, "lies outside the file"));
             }
@@ -228,7 +240,10 @@ impl Header {
             }
             let aligned = array.size > 0 && array.size % ALIGN == 0 && array.offset % ALIGN == 0;
             if !aligned {
-                return Err(JlmError::header(array.field, "has pages that are not aligned"));
+                return Err(JlmError::header(
+                    array.field,
+                    "has pages that are not aligned",
+                ));
             }
             let end = array
                 .size
@@ -246,12 +261,18 @@ impl Header {
         let mut at = HEADER_LEN;
         for (field, section) in self.sections() {
             if section.offset != at {
-                return Err(JlmError::header(field, "does not follow the section before it"));
+                return Err(JlmError::header(
+                    field,
+                    "does not follow the section before it",
+                ));
             }
             at = section.offset + section.length;
         }
         if at > MAX_METADATA {
-            return Err(JlmError::header("FPLen", "makes the metadata longer than 1 GiB"));
+            return Err(JlmError::header(
+                "FPLen",
+                "makes the metadata longer than 1 GiB",
+            ));
         }
         let follows = |field, offset, end| {
             if align(end) == Some(offset) {
@@ -261,11 +282,19 @@ impl Header {
             }
         };
         follows("DenseOff", self.dense.offset, at)?;
-        follows("DataOff", self.data_off, self.dense.offset + self.dense.length)?;
+        follows(
+            "DataOff",
+            self.data_off,
+            self.dense.offset + self.dense.length,
+        )?;
         let [text, vision, _] = self.arrays();
         follows("VisDataOff", self.vis_data_off, text.end_or(self.data_off))?;
         if self.n_exp_pages > 0 {
-            follows("ExpDataOff", self.exp_data_off, vision.end_or(self.vis_data_off))?;
+            follows(
+                "ExpDataOff",
+                self.exp_data_off,
+                vision.end_or(self.vis_data_off),
+            )?;
         }
         if self.file_len() != file_len {
             return Err(JlmError::header("NExpPages", "does not end the file"));

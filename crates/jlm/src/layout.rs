@@ -47,7 +47,9 @@ impl Draft {
         let table = sections.take(tensors.iter().map(TensorEntry::encoded_len).sum())?;
         let fingerprint_len = fingerprint
             .encode()
-            .ok_or(JlmError::Model("a fingerprint text is longer than 65535 bytes"))?
+            .ok_or(JlmError::Model(
+                "a fingerprint text is longer than 65535 bytes",
+            ))?
             .len();
         let fingerprint_span = sections.take(fingerprint_len as u64)?;
 
@@ -111,9 +113,7 @@ pub fn chunk_size(tensors: &[TensorEntry]) -> u64 {
 pub fn stream_groups(tensors: &[TensorEntry], used: u32) -> u32 {
     let smallest = tensors
         .iter()
-        .filter(|entry| {
-            entry.dtype.packed().is_some() && entry.sheets() >= 2 && !entry.is_dense()
-        })
+        .filter(|entry| entry.dtype.packed().is_some() && entry.sheets() >= 2 && !entry.is_dense())
         .flat_map(|entry| entry.sheet_planes().unwrap_or_default().as_array())
         .filter(|length| *length > 0)
         .min();
@@ -193,9 +193,8 @@ struct PageArray {
 impl PageArray {
     /// Lays the pages of text (or vision) blocks from `start`.
     fn assign(tensors: &mut [TensorEntry], start: u64, vision: bool) -> Result<Self, JlmError> {
-        let of_array = |entry: &TensorEntry| {
-            entry.key.role.is_vision() == vision && entry.key.block >= 0
-        };
+        let of_array =
+            |entry: &TensorEntry| entry.key.role.is_vision() == vision && entry.key.block >= 0;
         // Cursors are relative to a page first: the page size follows from all of them.
         let mut pages: BTreeMap<i32, Cursor> = BTreeMap::new();
         for entry in tensors.iter_mut() {
@@ -205,7 +204,9 @@ impl PageArray {
                 page.place(entry, lengths)?;
             }
         }
-        let any = tensors.iter().any(|entry| of_array(entry) && !entry.is_dense());
+        let any = tensors
+            .iter()
+            .any(|entry| of_array(entry) && !entry.is_dense());
         let highest = tensors
             .iter()
             .filter(|entry| of_array(entry))
@@ -215,11 +216,19 @@ impl PageArray {
             Some(block) if any => block as u32 + 1,
             _ => 0,
         };
-        let page_size = pages.values().map(|page| page.0).max().unwrap_or(0).max(ALIGN);
+        let page_size = pages
+            .values()
+            .map(|page| page.0)
+            .max()
+            .unwrap_or(0)
+            .max(ALIGN);
         for entry in tensors.iter_mut() {
             if of_array(entry) && entry.is_paged() {
                 let page = u64::from(entry.key.block.unsigned_abs()).checked_mul(page_size);
-                shift(entry, checked(page.and_then(|page| page.checked_add(start)))?)?;
+                shift(
+                    entry,
+                    checked(page.and_then(|page| page.checked_add(start)))?,
+                )?;
             }
         }
         let length = checked(u64::from(count).checked_mul(page_size))?;
@@ -240,7 +249,10 @@ fn assign_experts(tensors: &mut [TensorEntry], start: u64) -> Result<(u64, u64, 
         let page = pages.entry(entry.key.block).or_insert(Cursor(0));
         page.place(entry, planes.as_array())?;
         if *experts.get_or_insert(entry.sheets()) != entry.sheets() {
-            return Err(JlmError::tensor(&entry.name, "has another expert count than other banks"));
+            return Err(JlmError::tensor(
+                &entry.name,
+                "has another expert count than other banks",
+            ));
         }
     }
     let Some(experts) = experts else {
@@ -250,7 +262,11 @@ fn assign_experts(tensors: &mut [TensorEntry], start: u64) -> Result<(u64, u64, 
     let count = checked((pages.len() as u64).checked_mul(experts))?;
     let count_field =
         u32::try_from(count).map_err(|_| JlmError::Model("there are too many expert pages"))?;
-    checked(count.checked_mul(page_size).and_then(|length| length.checked_add(start)))?;
+    checked(
+        count
+            .checked_mul(page_size)
+            .and_then(|length| length.checked_add(start)),
+    )?;
     let ordinals: BTreeMap<i32, u64> = pages.into_keys().zip(0..).collect();
     for entry in tensors.iter_mut().filter(|entry| entry.is_expert_paged()) {
         let first = ordinals[&entry.key.block] * experts * page_size;
@@ -272,11 +288,16 @@ fn lengths(entry: &TensorEntry) -> Result<[u64; 3], JlmError> {
 }
 
 pub(crate) fn bad_shape(entry: &TensorEntry) -> JlmError {
-    JlmError::tensor(&entry.name, "has rows that are not a whole number of blocks of its type")
+    JlmError::tensor(
+        &entry.name,
+        "has rows that are not a whole number of blocks of its type",
+    )
 }
 
 fn checked(value: Option<u64>) -> Result<u64, JlmError> {
-    value.ok_or(JlmError::Model("the container would be longer than 2^64 bytes"))
+    value.ok_or(JlmError::Model(
+        "the container would be longer than 2^64 bytes",
+    ))
 }
 
 const fn prev_power_of_two(value: u64) -> u64 {

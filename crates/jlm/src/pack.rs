@@ -119,7 +119,11 @@ impl Sheet {
         for (at, values) in out.chunks_exact_mut(shape.block_elements).enumerate() {
             shape.load(planes.qs, row, at, &mut words);
             for (i, values) in values.chunks_exact_mut(sub).enumerate() {
-                block::elements(self.dtype, &words[i * width..(i + 1) * width], &mut elements);
+                block::elements(
+                    self.dtype,
+                    &words[i * width..(i + 1) * width],
+                    &mut elements,
+                );
                 let scale = self.scale(planes, row, at, i);
                 for (value, element) in values.iter_mut().zip(elements) {
                     *value = scale.value(element);
@@ -244,9 +248,8 @@ impl Sheet {
     /// The scale of sub-block `sub` of block `at`.
     fn scale(&self, planes: PlaneBytes<'_>, row: usize, at: usize, sub: usize) -> Scale {
         let PlaneBytes { d, sc, .. } = planes;
-        let half = |slot: usize| {
-            half::f16::from_bits(u16::from_le_bytes([d[slot], d[slot + 1]])).to_f32()
-        };
+        let half =
+            |slot: usize| half::f16::from_bits(u16::from_le_bytes([d[slot], d[slot + 1]])).to_f32();
         let pair = |bias| Scale::Wide {
             d: half(self.d_word(row, at, 2) + 2 * (row % 2)).into(),
             bias,
@@ -409,7 +412,9 @@ fn check_len(given: usize, needed: usize) -> Result<(), JlmError> {
     if given == needed {
         return Ok(());
     }
-    Err(JlmError::Model("a buffer is not of the length that type and shape give"))
+    Err(JlmError::Model(
+        "a buffer is not of the length that type and shape give",
+    ))
 }
 
 /// The stored byte of an MXFP4 exponent: one less, so that the byte is an f32's exponent field.
@@ -453,7 +458,11 @@ fn k_scale_bytes(stream: u128, bytes: &mut [u8]) {
 /// Q3_K's twelve scale bytes to sixteen six-bit scales.
 fn q3_scales(bytes: &[u8]) -> [u8; 16] {
     std::array::from_fn(|i| {
-        let low = if i < 8 { bytes[i] & 15 } else { bytes[i - 8] >> 4 };
+        let low = if i < 8 {
+            bytes[i] & 15
+        } else {
+            bytes[i - 8] >> 4
+        };
         low | (((bytes[8 + i % 4] >> (2 * (i / 4))) & 3) << 4)
     })
 }

@@ -10,8 +10,14 @@ pub fn quantize_q8(values: &[f32], out: &mut [u8]) -> Result<(), JlmError> {
     if !rest.is_empty() || out.len() != blocks.len() * BLOCK_BYTES {
         return Err(JlmError::Model("values for Q8_0 are not whole blocks"));
     }
-    for (at, (values, out)) in blocks.iter().zip(out.chunks_exact_mut(BLOCK_BYTES)).enumerate() {
-        let amax = values.iter().fold(0f32, |amax, value| amax.max(value.abs()));
+    for (at, (values, out)) in blocks
+        .iter()
+        .zip(out.chunks_exact_mut(BLOCK_BYTES))
+        .enumerate()
+    {
+        let amax = values
+            .iter()
+            .fold(0f32, |amax, value| amax.max(value.abs()));
         if !values.iter().all(|value| value.is_finite()) {
             return Err(JlmError::Block {
                 format: "Q8_0",

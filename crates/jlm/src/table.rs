@@ -133,7 +133,11 @@ impl TensorEntry {
             .try_fold(1u64, |product, dim| product.checked_mul(*dim))
             .filter(|product| (1..=MAX_ELEMENTS).contains(product));
         if elements.is_none() {
-            return Err(invalid(&before, "dims", "hold no or too many values".to_owned()));
+            return Err(invalid(
+                &before,
+                "dims",
+                "hold no or too many values".to_owned(),
+            ));
         }
         let (qs_off, d_off, sc_off) = (
             reader.u64("qsOff")?,
@@ -141,7 +145,9 @@ impl TensorEntry {
             reader.u64("scOff")?,
         );
         let length = usize::from(reader.u16("name")?);
-        let name = reader.text("name", length, usize::from(u16::MAX))?.to_owned();
+        let name = reader
+            .text("name", length, usize::from(u16::MAX))?
+            .to_owned();
         Ok(Self {
             key: TensorKey { role, block, index },
             dtype,
@@ -191,7 +197,9 @@ pub(crate) fn decode(
 /// The table's bytes; `None` when a name or a dim list is too long for its length field.
 pub(crate) fn encode(entries: &[TensorEntry]) -> Option<Vec<u8>> {
     let mut out = Writer::new();
-    entries.iter().try_for_each(|entry| entry.encode(&mut out))?;
+    entries
+        .iter()
+        .try_for_each(|entry| entry.encode(&mut out))?;
     Some(out.into_bytes())
 }
 

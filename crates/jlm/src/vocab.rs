@@ -284,7 +284,9 @@ impl Vocab {
         let n = vocab.tokens.len();
         vocab.scores = table(r, "scores", 4, n, |r| r.f32("score"))?;
         vocab.kinds = table(r, "kinds", 1, n, TokenKind::read)?;
-        vocab.merges = list(r, "merges", 8, |r| Ok((text(r, "merge")?, text(r, "merge")?)))?;
+        vocab.merges = list(r, "merges", 8, |r| {
+            Ok((text(r, "merge")?, text(r, "merge")?))
+        })?;
         vocab.added = list(r, "added tokens", 13, AddedToken::read)?;
         vocab.special = SpecialIds {
             bos: r.i32("BOS")?,

@@ -8,8 +8,11 @@ use jlm::{Container, Draft, Header, Region, Span, TensorEntry};
 fn writing_the_decoded_form_of_every_container_gives_the_same_bytes() {
     for (name, bytes) in fixtures::containers() {
         let file_len = bytes.len() as u64;
-        let container = Container::decode(&bytes, file_len).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let vocab = container.vocab(&bytes).unwrap_or_else(|e| panic!("{name}: {e:?}"));
+        let container =
+            Container::decode(&bytes, file_len).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let vocab = container
+            .vocab(&bytes)
+            .unwrap_or_else(|e| panic!("{name}: {e:?}"));
         let vocab = vocab.map_or(Vec::new(), |vocab| vocab.encode());
         let meta = container.encode_meta(&[], &vocab).unwrap();
         assert!(meta == bytes[..meta.len()], "{name}: metadata differs");
@@ -43,7 +46,10 @@ fn units_cover_everything_after_the_metadata_and_the_secret_sections() {
     for (name, bytes) in fixtures::containers() {
         let container = Container::decode(&bytes, bytes.len() as u64).unwrap();
         let mut at = container.header().meta_len();
-        for unit in container.units().filter(|unit| unit.region >= Region::Dense) {
+        for unit in container
+            .units()
+            .filter(|unit| unit.region >= Region::Dense)
+        {
             let span = container.unit(unit).unwrap();
             assert_eq!(span.offset, at, "{name}: {unit}");
             at = span.end().unwrap();
@@ -54,12 +60,17 @@ fn units_cover_everything_after_the_metadata_and_the_secret_sections() {
 
 #[test]
 fn every_truncation_of_a_container_is_refused() {
-    let Some((name, bytes)) = fixtures::smallest() else { return };
+    let Some((name, bytes)) = fixtures::smallest() else {
+        return;
+    };
     let whole = bytes.len() as u64;
     let meta_len = Header::decode(&bytes, whole).unwrap().meta_len();
     for length in 0..meta_len {
         let cut = &bytes[..length as usize];
-        assert!(Container::decode(cut, length).is_err(), "{name} cut to {length}");
+        assert!(
+            Container::decode(cut, length).is_err(),
+            "{name} cut to {length}"
+        );
         if let Ok(container) = Container::decode(cut, whole) {
             assert!(
                 container.vocab(cut).is_err() || container.vocab(cut) == container.vocab(&bytes),
@@ -73,7 +84,9 @@ fn every_truncation_of_a_container_is_refused() {
 
 #[test]
 fn every_flipped_byte_is_an_error_or_a_faithful_read() {
-    let Some((name, bytes)) = fixtures::smallest() else { return };
+    let Some((name, bytes)) = fixtures::smallest() else {
+        return;
+    };
     let whole = bytes.len() as u64;
     let header = Header::decode(&bytes, whole).unwrap();
     let mut meta = bytes[..header.meta_len() as usize].to_vec();
@@ -85,7 +98,10 @@ fn every_flipped_byte_is_an_error_or_a_faithful_read() {
                 && let Ok(Some(vocab)) = container.vocab(&meta)
             {
                 let again = container.encode_meta(&[], &vocab.encode()).unwrap();
-                assert!(again == meta, "{name}: byte {at} flipped by {flip} was not read");
+                assert!(
+                    again == meta,
+                    "{name}: byte {at} flipped by {flip} was not read"
+                );
             }
             meta[at] ^= flip;
         }
@@ -94,7 +110,9 @@ fn every_flipped_byte_is_an_error_or_a_faithful_read() {
 
 #[test]
 fn a_claimed_length_allocates_nothing() {
-    let Some((_, mut bytes)) = fixtures::smallest() else { return };
+    let Some((_, mut bytes)) = fixtures::smallest() else {
+        return;
+    };
     let whole = bytes.len() as u64;
     let header = Header::decode(&bytes, whole).unwrap();
     // NTensors, and the vocab's token count, at their largest.
