@@ -1,1 +1,19 @@
-//! Checkpoints and GGUF files into .jlm containers, one tensor in memory at a time.
+//! Hugging Face checkpoints to .jlm containers.
+//!
+//! [`plan`] reads names, shapes and small files and decides everything; [`Plan::meta`] is the
+//! container's start and [`Plan::write_unit`] produces one unit at a time into the caller's
+//! buffer. So a container is written front to back, or sealed as it is written, and never stands
+//! in memory or on disk as a whole. Source: spec container, sections C and F.
+
+mod error;
+mod files;
+mod model;
+mod names;
+mod plan;
+mod pretokenizer;
+mod produce;
+mod vocab;
+
+pub use error::ConvertError;
+pub use files::SourceFiles;
+pub use plan::{Options, Plan, Warning, plan};
