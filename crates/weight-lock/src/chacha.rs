@@ -26,3 +26,64 @@ pub(crate) fn initial_state(key: &[u8; 32]) -> [u32; 16] {
     }
     state
 }
+
+#[cfg(test)]
+mod tests {
+    use chacha20::ChaCha20;
+    use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
+
+    use super::*;
+    use crate::implementation::Implementation;
+
+    #[test]
+    fn every_implementation_gives_the_standard_stream() {
+        let key: [u8; 32] = std::array::from_fn(|at| (at * 37) as u8);
+        let state = initial_state(&key);
+        // The oracle refuses the very last block; `tests/vectors.rs` has the reference's.
+        for batch in [0, 1, 2, 12_345, (1 << 28) - 2] {
+            let mut stream = ChaCha20::new(&key.into(), &[0; 12].into());
+            stream.seek(u64::from(batch) * 1024);
+            let mut expected = [0; 1024];
+            stream.apply_keystream(&mut expected);
+            let words = expected.as_chunks::<4>().0.iter();
+            let words: Vec<u32> = words.map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            let span = 0xC350_0001;
+            let scaled = words
+                .iter()
+                .map(|w| ((u64::from(*w) * u64::from(span)) >> 32) as u32);
+            let scaled: Vec<u32> = scaled.collect();
+            let mut out = Batch([0; BATCH]);
+            portable::fill::<false>(&state, batch, span, &mut out);
+            assert_eq!(out.0[..], words);
+            portable::fill::<true>(&state, batch, span, &mut out);
+            assert_eq!(out.0[..], scaled);
+            #[cfg(target_arch = "x86_64")]
+            for implementation in Implementation::available() {
+                // SAFETY: the implementation is available, so the features are there.
+                let fill = |wanted: bool, out: &mut Batch| unsafe {
+                    match (implementation, wanted) {
+                        (Implementation::Avx512, false) => {
+                            avx512::fill::<false>(&state, batch, span, out);
+                        }
+                        (Implementation::Avx512, true) => {
+                            avx512::fill::<true>(&state, batch, span, out);
+                        }
+                        (Implementation::Avx2, false) => {
+                            avx2::fill::<false>(&state, batch, span, out);
+                        }
+                        (Implementation::Avx2, true) => {
+                            avx2::fill::<true>(&state, batch, span, out);
+                        }
+                        (Implementation::Portable, _) => {}
+                    }
+                };
+                if implementation != Implementation::Portable {
+                    fill(false, &mut out);
+                    assert_eq!(out.0[..], words, "{implementation:?}");
+                    fill(true, &mut out);
+                    assert_eq!(out.0[..], scaled, "{implementation:?}");
+                }
+            }
+        }
+    }
+}

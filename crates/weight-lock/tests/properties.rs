@@ -171,7 +171,7 @@ fn all_implementations_agree_on_every_type_at_every_length() {
                 let longest = finite(
                     element,
                     (0..2000 * element.width())
-                        .map(|at| (at * 7919 >> 3) as u8)
+                        .map(|at| ((at * 7919) >> 3) as u8)
                         .collect(),
                     if small { 2 } else { 0 },
                 );

@@ -36,16 +36,8 @@ fn read_json(path: &Path) -> Value {
 
 fn model_key(fixtures: &Path, name: &str) -> [u8; 32] {
     let index = read_json(&fixtures.join("keys/index.json"));
-    let found = find_key(&index, name).unwrap();
-    hex::decode(found).unwrap().try_into().unwrap()
-}
-
-fn find_key<'a>(index: &'a Value, name: &str) -> Option<&'a str> {
-    index["keys"][name]["secret"]
-        .as_str()
-        .or_else(|| index["keys"][name]["key"].as_str())
-        .or_else(|| index["keys"][name]["hex"].as_str())
-        .or_else(|| index["keys"][name].as_str())
+    let secret = index["keys"][name]["secret"].as_str().unwrap();
+    hex::decode(secret).unwrap().try_into().unwrap()
 }
 
 fn stream_key(model_key: &[u8; 32], version: Version, id: &str) -> Secret<32> {
@@ -174,7 +166,8 @@ fn what_the_reference_refuses_is_refused() {
 fn offsets_equal_the_reference_from_any_value() {
     let Some(fixtures) = fixtures() else { return };
     let index = read_json(&fixtures.join("vectors/lock-streams.json"));
-    let key = model_key(&fixtures, index["key"].as_str().unwrap());
+    let model_key = model_key(&fixtures, index["key"].as_str().unwrap());
+    let tensor = index["tensor"].as_str().unwrap();
     let mut compared = 0;
     for (version, cases) in [(Version::V1, &index["v1"]), (Version::V2, &index["v2"])] {
         for case in cases.as_array().unwrap() {
@@ -208,8 +201,7 @@ fn offsets_equal_the_reference_from_any_value() {
             let units = (values.len() - lead) / pairs as usize;
             let at = (first + lead as u64) / pairs * element.width() as u64;
             for implementation in Implementation::available() {
-                // The streams of the vectors start from the key itself.
-                let key = Secret::fill_with(|bytes| bytes.copy_from_slice(&key));
+                let key = stream_key(&model_key, version, tensor);
                 let lock = Lock::with(implementation, version, &key, domain);
                 let mut bytes = vec![0; units * element.width()];
                 lock.lock(at, &mut bytes).unwrap();
@@ -220,6 +212,42 @@ fn offsets_equal_the_reference_from_any_value() {
         }
     }
     assert!(compared > 100, "only {compared}");
+}
+
+/// The stream's words up to its last: the widest table's offsets are their upper 31 bits.
+#[test]
+fn words_equal_the_reference_up_to_the_end_of_the_stream() {
+    let Some(fixtures) = fixtures() else { return };
+    let index = read_json(&fixtures.join("vectors/lock-streams.json"));
+    let key = hex::decode(index["v2_stream_key"].as_str().unwrap()).unwrap();
+    for case in index["chacha_words"].as_array().unwrap() {
+        let words = hex::decode(case["hex"].as_str().unwrap()).unwrap();
+        let words = words
+            .chunks_exact(4)
+            .map(|w| u32::from_le_bytes(w.try_into().unwrap()) >> 1);
+        let words: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        for implementation in Implementation::available() {
+            let key = Secret::fill_with(|bytes| bytes.copy_from_slice(&key));
+            let domain = Domain::widest(Element::I32);
+            let lock = Lock::with(implementation, Version::V2, &key, domain);
+            let mut bytes = vec![0; words.len()];
+            lock.lock(case["start"].as_u64().unwrap() * 4, &mut bytes)
+                .unwrap();
+            assert_eq!(bytes, words, "{implementation:?} {case}");
+        }
+    }
+    for case in index["chacha_refusals"].as_array().unwrap() {
+        let lock = Lock::new(
+            Version::V2,
+            &Secret::fill_with(|_| {}),
+            Domain::widest(Element::I32),
+        );
+        let mut bytes = vec![0; case["n"].as_u64().unwrap() as usize * 4];
+        let error = lock
+            .lock(case["start"].as_u64().unwrap() * 4, &mut bytes)
+            .unwrap_err();
+        assert_eq!(error, LockError::StreamEnd);
+    }
 }
 
 /// The indices that locked codes stand for.
