@@ -1,0 +1,296 @@
+//! Logits and greedy tokens of the fixtures' models against their references.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+
+mod support;
+
+use std::ops::ControlFlow;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+
+use engine::{
+    Finish, InMemory, KvPool, Level, Model, Page, Request, RunError, Sampling, Session,
+    SourceError, Weights,
+};
+use rand_chacha::ChaCha20Rng;
+use rand_core::SeedableRng;
+use serde_json::Value;
+use support::{Made, convert, fixtures, json, safetensors};
+
+const MODELS: [&str; 4] = ["tiny-qwen3", "tiny-qwen2", "tiny-llama3", "tiny-qwen3-moe"];
+
+fn open(made: &Made) -> (Arc<Model>, Arc<dyn Weights>) {
+    let model = Model::new(&made.container).unwrap();
+    let weights = InMemory::new(&made.container, made.bytes.clone()).unwrap();
+    (Arc::new(model), Arc::new(weights))
+}
+
+fn session(model: &Arc<Model>, weights: &Arc<dyn Weights>, level: Level) -> Session {
+    let pool = KvPool::new(model.kv_shape(), 64 << 20);
+    Session::with_level(model.clone(), weights.clone(), pool, level).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let list = value.as_array().unwrap();
+    list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn never() -> AtomicBool {
+    AtomicBool::new(false)
+}
+
+#[test]
+fn first_logits_are_the_references_at_every_level() {
+    let Some(fixtures) = fixtures() else { return };
+    for name in MODELS {
+        let made = convert(&fixtures.join("models").join(name));
+        let (model, weights) = open(&made);
+        let reference = json(fixtures.join(format!("models/{name}.reference.json")));
+        let tensors = safetensors(fixtures.join(format!("models/{name}.reference.safetensors")));
+        for prompt in reference["prompts"].as_array().unwrap() {
+            let (dtype, _, bytes) = &tensors[prompt["first_step_logits"].as_str().unwrap()];
+            assert_eq!(dtype, "F32");
+            let expected: Vec<f32> = bytes
+                .as_chunks::<4>()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect();
+            for level in Level::available() {
+                let mut session = session(&model, &weights, level);
+                let logits = session.feed(&ids(&prompt["input_ids"]), &never()).unwrap();
+                assert_eq!(logits.len(), expected.len());
+                let worst = logits
+                    .iter()
+                    .zip(&expected)
+                    .map(|(a, b)| (a - b).abs())
+                    .fold(0.0, f32::max);
+                assert!(
+                    worst < 1e-4,
+                    "{name} {} {}: {worst}",
+                    prompt["name"],
+                    level.name()
+                );
+            }
+        }
+    }
+}
+
+/// Greedy tokens over the reference's own tokens, so that a narrow choice does not end the test.
+#[test]
+fn greedy_tokens_are_the_references() {
+    let Some(fixtures) = fixtures() else { return };
+    for name in MODELS {
+        let made = convert(&fixtures.join("models").join(name));
+        let (model, weights) = open(&made);
+        let reference = json(fixtures.join(format!("models/{name}.reference.json")));
+        for prompt in reference["prompts"].as_array().unwrap() {
+            let mut session = session(&model, &weights, Level::detect());
+            let mut logits = session.feed(&ids(&prompt["input_ids"]), &never()).unwrap();
+            let margins = prompt["top2_margins"].as_array().unwrap();
+            for (step, (id, margin)) in ids(&prompt["greedy_ids"]).iter().zip(margins).enumerate() {
+                let best = logits.iter().copied().fold(f32::MIN, f32::max);
+                let chosen = logits[*id as usize];
+                let margin = margin.as_f64().unwrap();
+                if margin > 0.02 {
+                    assert_eq!(chosen, best, "{name} {} step {step}", prompt["name"]);
+                } else {
+                    assert!(best - chosen < 1e-3, "{name} {} step {step}", prompt["name"]);
+                }
+                logits = session.feed(&[*id], &never()).unwrap();
+            }
+        }
+    }
+}
+
+fn run(session: &mut Session, prompt: &[u32], max_tokens: usize, sampling: Sampling) -> Vec<u32> {
+    let mut out = Vec::new();
+    let request = Request {
+        prompt,
+        max_tokens,
+        stop: &[],
+        sampling,
+    };
+    let mut rng = ChaCha20Rng::seed_from_u64(11);
+    let finish = session
+        .generate(&request, &mut rng, &never(), |id| {
+            out.push(id);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+    assert_eq!(finish, Finish::Length);
+    out
+}
+
+/// Lends pages from a few frames only: a page is copied in when it is asked for, and wiped when
+/// its frame is needed.
+struct Frames {
+    inner: InMemory<Vec<u8>>,
+    frames: usize,
+    held: Mutex<Vec<Arc<Mutex<usize>>>>,
+    most: Mutex<usize>,
+}
+
+struct Frame {
+    bytes: Vec<u8>,
+    _token: Arc<Mutex<usize>>,
+}
+
+impl AsRef<[u8]> for Frame {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Frame {
+    fn drop(&mut self) {
+        self.bytes.fill(0xff);
+    }
+}
+
+impl Frames {
+    fn lend(&self, page: Page<'_>) -> Result<Page<'_>, SourceError> {
+        let mut held = self.held.lock().unwrap();
+        held.retain(|token| Arc::strong_count(token) > 1);
+        if held.len() == self.frames {
+            return Err("no frame is free".into());
+        }
+        let token = Arc::new(Mutex::new(0));
+        held.push(token.clone());
+        let mut most = self.most.lock().unwrap();
+        *most = held.len().max(*most);
+        Ok(Box::new(Frame {
+            bytes: (*page).as_ref().to_vec(),
+            _token: token,
+        }))
+    }
+}
+
+impl Weights for Frames {
+    fn dense(&self) -> &[u8] {
+        self.inner.dense()
+    }
+    fn block(&self, block: u32) -> Result<Page<'_>, SourceError> {
+        self.lend(self.inner.block(block)?)
+    }
+    fn expert(&self, block: u32, expert: u32) -> Result<Page<'_>, SourceError> {
+        self.lend(self.inner.expert(block, expert)?)
+    }
+}
+
+#[test]
+fn pages_that_come_and_go_change_no_bit() {
+    let Some(fixtures) = fixtures() else { return };
+    for name in MODELS {
+        let made = convert(&fixtures.join("models").join(name));
+        let (model, resident) = open(&made);
+        let frames = Arc::new(Frames {
+            inner: InMemory::new(&made.container, made.bytes.clone()).unwrap(),
+            frames: 2,
+            held: Mutex::default(),
+            most: Mutex::default(),
+        });
+        let paged: Arc<dyn Weights> = frames.clone();
+        let prompt: Vec<u32> = (0..70).map(|i| i * 17 % 2000).collect();
+        let level = Level::detect();
+        let mut all = session(&model, &resident, level);
+        let mut few = session(&model, &paged, level);
+        let whole = all.feed(&prompt, &never()).unwrap();
+        // Fed in other pieces, too.
+        few.feed(&prompt[..1], &never()).unwrap();
+        few.feed(&prompt[1..40], &never()).unwrap();
+        assert_eq!(few.feed(&prompt[40..], &never()).unwrap(), whole, "{name}");
+        assert!(*frames.most.lock().unwrap() <= 2);
+    }
+}
+
+#[test]
+fn chance_follows_the_seed() {
+    let Some(fixtures) = fixtures() else { return };
+    let made = convert(&fixtures.join("models/tiny-qwen3"));
+    let (model, weights) = open(&made);
+    let sampling = Sampling::Random {
+        temperature: 0.8,
+        top_k: 40,
+        top_p: 0.95,
+    };
+    let once = || run(&mut session(&model, &weights, Level::detect()), &[1165, 258], 24, sampling);
+    let greedy = run(
+        &mut session(&model, &weights, Level::detect()),
+        &[1165, 258],
+        24,
+        Sampling::Greedy,
+    );
+    assert_eq!(once(), once());
+    assert_ne!(once(), greedy);
+}
+
+#[test]
+fn runs_end_for_the_reason_they_say() {
+    let Some(fixtures) = fixtures() else { return };
+    let made = convert(&fixtures.join("models/tiny-qwen2"));
+    let (model, weights) = open(&made);
+    let fresh = || session(&model, &weights, Level::detect());
+    let mut rng = ChaCha20Rng::seed_from_u64(0);
+    let greedy = |prompt, max_tokens, stop| Request {
+        prompt,
+        max_tokens,
+        stop,
+        sampling: Sampling::Greedy,
+    };
+    let on = |_| ControlFlow::Continue(());
+    // The reference continues with 259, 401, 11.
+    let prompt = [296, 386, 388, 11, 1488, 381, 295];
+
+    let mut drawn = Vec::new();
+    let request = greedy(&prompt, 9, &[401]);
+    let finish = fresh().generate(&request, &mut rng, &never(), |id| {
+        drawn.push(id);
+        on(id)
+    });
+    assert_eq!(finish.unwrap(), Finish::Stop(401));
+    assert_eq!(drawn, [259]);
+
+    let finish = fresh().generate(&greedy(&prompt, 9, &[]), &mut rng, &never(), |_| {
+        ControlFlow::Break(())
+    });
+    assert_eq!(finish.unwrap(), Finish::Halted);
+
+    let long = vec![5; 512];
+    let finish = fresh().generate(&greedy(&long, 9, &[]), &mut rng, &never(), on);
+    assert_eq!(finish.unwrap(), Finish::Context);
+    let longer = vec![5; 513];
+    let error = fresh().generate(&greedy(&longer, 1, &[]), &mut rng, &never(), on);
+    assert!(matches!(error.unwrap_err(), RunError::Context { needed: 513, maximum: 512 }));
+
+    let error = fresh().feed(&[], &never()).unwrap_err();
+    assert!(matches!(error, RunError::EmptyPrompt));
+    let error = fresh().feed(&[2048], &never()).unwrap_err();
+    assert!(matches!(error, RunError::TokenId { id: 2048, size: 2048 }));
+    let cancelled = AtomicBool::new(true);
+    let error = fresh().generate(&greedy(&prompt, 9, &[]), &mut rng, &cancelled, on);
+    assert!(matches!(error.unwrap_err(), RunError::Cancelled));
+
+    let pool = KvPool::new(model.kv_shape(), model.kv_shape().block_bytes());
+    let mut small = Session::new(model.clone(), weights.clone(), pool.clone()).unwrap();
+    small.feed(&prompt, &never()).unwrap();
+    assert!(matches!(
+        small.feed(&[1; 26], &never()).unwrap_err(),
+        RunError::KvBudget { .. }
+    ));
+    assert_eq!(small.position(), 7, "a refused feed leaves the session as it was");
+    drop(small);
+    assert_eq!(pool.held(), 0);
+}
+
+#[test]
+fn a_value_that_is_not_finite_is_named() {
+    let Some(fixtures) = fixtures() else { return };
+    let mut made = convert(&fixtures.join("models/tiny-qwen3"));
+    let entry = made.container.tensor_of(jlm::Role::FFN_UP, 2).unwrap();
+    let at = made.container.planes(entry).qs.offset as usize;
+    made.bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    let (model, weights) = open(&made);
+    let error = session(&model, &weights, Level::detect()).feed(&[1, 2], &never()).unwrap_err();
+    assert_eq!(error.to_string(), "output of block 2 has a value that is not finite");
+}
