@@ -62,14 +62,14 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let path = request.uri().path();
         let method = if (self.layer.known)(path) { path } else { "other" };
-        let mut measured = InFlight::start(self.layer.metrics.clone(), method);
+        let measured = InFlight::start(self.layer.metrics.clone(), method);
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            measured.code = match &answer {
+            measured.finish(match &answer {
                 Ok(response) => code_of(response),
                 Err(_) => "INTERNAL",
-            };
+            });
             answer
         })
     }
@@ -96,6 +96,10 @@ impl InFlight {
             started: Instant::now(),
             code: "CANCELLED",
         }
+    }
+
+    fn finish(mut self, code: &'static str) {
+        self.code = code;
     }
 }
 
@@ -145,9 +149,7 @@ mod tests {
     #[test]
     fn an_rpc_is_counted_by_method_and_code() {
         let metrics = Metrics::new();
-        let mut done = InFlight::start(metrics.clone(), "/a/B");
-        done.code = "OK";
-        drop(done);
+        InFlight::start(metrics.clone(), "/a/B").finish("OK");
         drop(InFlight::start(metrics.clone(), "/a/B"));
         let _open = InFlight::start(metrics.clone(), "/a/C");
         let text = metrics.render();
