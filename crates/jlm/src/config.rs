@@ -481,6 +481,60 @@ impl Config {
         }
     }
 
+    /// The format's names of all numbers of the record, tails included, with their values.
+    #[must_use]
+    pub fn numbers(&self) -> Vec<(&'static str, Number)> {
+        let mut numbers = vec![
+            ("NLayer", self.n_layer.number()),
+            ("NEmbd", self.n_embd.number()),
+            ("NHead", self.n_head.number()),
+            ("NKVHead", self.n_kv_head.number()),
+            ("HeadDim", self.head_dim.number()),
+            ("NRot", self.n_rot.number()),
+            ("NFFN", self.n_ffn.number()),
+            ("NVocab", self.n_vocab.number()),
+            ("NCtx", self.n_ctx.number()),
+            ("NExpert", self.n_expert.number()),
+            ("NExpertUsed", self.n_expert_used.number()),
+            ("NFFNExp", self.n_ffn_exp.number()),
+            ("SWAWindow", self.swa_window.number()),
+            ("SWAPeriod", self.swa_period.number()),
+            ("RMSEps", self.rms_eps.number()),
+            ("RopeBase", self.rope_base.number()),
+            ("AttnFactor", self.attn_factor.number()),
+            ("EmbdScale", self.embd_scale.number()),
+            ("RopeBaseSWA", self.rope_base_swa.number()),
+            ("NFFNShExp", self.n_ffn_sh_exp.number()),
+            ("AttnSoftcap", self.attn_softcap.number()),
+            ("FinalSoftcap", self.final_softcap.number()),
+            ("YarnFactor", self.yarn_factor.number()),
+            ("YarnOrigCtx", self.yarn_orig_ctx.number()),
+            ("YarnBetaFast", self.yarn_beta_fast.number()),
+            ("YarnBetaSlow", self.yarn_beta_slow.number()),
+            ("RopeLinear", self.rope_linear.number()),
+            ("HeadDimV", self.head_dim_v.number()),
+            ("NDenseLead", self.n_dense_lead.number()),
+            ("QLoraRank", self.q_lora_rank.number()),
+            ("KVLoraRank", self.kv_lora_rank.number()),
+            ("YarnLogMul", self.yarn_log_mul.number()),
+            ("ExpertScale", self.expert_scale.number()),
+            ("NExpertGroup", self.n_expert_group.number()),
+            ("NExpertGroupUsed", self.n_expert_group_used.number()),
+            ("NMTP", self.n_mtp.number()),
+        ];
+        let tails = &self.tails;
+        numbers.extend(tails.attn_temp.numbers());
+        numbers.extend(tails.scale.numbers());
+        numbers.extend(tails.clamp.numbers());
+        numbers.extend(tails.sliding.numbers());
+        numbers.extend(tails.indexer.numbers());
+        numbers.extend(tails.alt_up.numbers());
+        numbers.extend(tails.indexer_block.numbers());
+        numbers.extend(tails.hyper.numbers());
+        numbers.extend(tails.latent.numbers());
+        numbers
+    }
+
     /// Whether layer `block` keeps a key-value cache. Blocks past the list attend.
     #[must_use]
     pub fn attends(&self, block: u32) -> bool {

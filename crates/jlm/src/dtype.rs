@@ -200,7 +200,7 @@ impl DType {
                 ..PlaneLens::default()
             });
         };
-        if k % format.block_elements != 0 {
+        if !k.is_multiple_of(format.block_elements) {
             return None;
         }
         let subs = k / format.sub;
@@ -218,7 +218,7 @@ impl DType {
     pub fn source_bytes(self, k: u64, rows: u64) -> Option<u64> {
         match self.packed() {
             None => k.checked_mul(rows)?.checked_mul(self.value_bytes()?),
-            Some(format) if k % format.block_elements == 0 => (k / format.block_elements)
+            Some(format) if k.is_multiple_of(format.block_elements) => (k / format.block_elements)
                 .checked_mul(rows)?
                 .checked_mul(format.block_bytes),
             Some(_) => None,

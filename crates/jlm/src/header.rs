@@ -198,7 +198,7 @@ impl Header {
     }
 
     fn check_sizes(&self) -> Result<(), JlmError> {
-        if self.page_size == 0 || self.page_size % ALIGN != 0 {
+        if self.page_size == 0 || !self.page_size.is_multiple_of(ALIGN) {
             return Err(JlmError::header(
                 "PageSize",
                 "is not a positive multiple of 4096",
@@ -214,7 +214,7 @@ impl Header {
                 "is not a power of two from 4096 to the largest page",
             ));
         }
-        if self.data_off % ALIGN != 0 {
+        if !self.data_off.is_multiple_of(ALIGN) {
             return Err(JlmError::header("DataOff", "is not a multiple of 4096"));
         }
         Ok(())
@@ -238,7 +238,9 @@ impl Header {
             if array.count == 0 {
                 continue;
             }
-            let aligned = array.size > 0 && array.size % ALIGN == 0 && array.offset % ALIGN == 0;
+            let aligned = array.size > 0
+                && array.size.is_multiple_of(ALIGN)
+                && array.offset.is_multiple_of(ALIGN);
             if !aligned {
                 return Err(JlmError::header(
                     array.field,

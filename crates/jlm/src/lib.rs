@@ -9,6 +9,7 @@ mod codes;
 mod config;
 mod container;
 mod dtype;
+mod dump;
 mod error;
 mod fingerprint;
 mod header;
@@ -22,9 +23,14 @@ mod unit;
 mod vocab;
 
 pub use codes::{Arch, Role};
-pub use config::{Config, Flags, LayerKind, SsmConfig, Tails};
+pub use config::{
+    AltUpTail, AttnTempTail, ClampTail, Config, DecisionTail, DecisionTemperature, Flags,
+    HyperTail, IndexerBlockTail, IndexerTail, LatentTail, LayerKind, Number, ScaleTail,
+    SlidingTail, SsmConfig, Tails,
+};
 pub use container::{Container, Planes};
 pub use dtype::{DType, PackedFormat, PlaneLens};
+pub use dump::{DumpError, dump};
 pub use error::JlmError;
 pub use fingerprint::WriterFingerprint;
 pub use header::{HEADER_LEN, Header, Version};
