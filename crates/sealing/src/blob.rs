@@ -1,0 +1,100 @@
+//! The trusted blob of a sealed directory.
+
+use checkpoint::{Dtype, Root, TensorSpec};
+use model_key::SubkeySource;
+use secret::SecretBytes;
+use trusted_blob::{DEFAULT_CHUNK, PayloadWriter, TrustedTensor};
+
+use crate::error::SealingError;
+use crate::metadata::{Scheme, SealMetadata};
+
+/// The decrypted files and tensors of a trusted blob.
+pub type TrustedFiles = trusted_blob::Payload;
+
+/// What goes into a blob.
+#[derive(Default)]
+pub(crate) struct Payload {
+    files: Vec<(String, SecretBytes)>,
+    tensors: Vec<(TensorSpec, SecretBytes)>,
+}
+
+impl Payload {
+    pub(crate) fn add_file(&mut self, path: &str, bytes: Vec<u8>) {
+        self.files.push((path.to_owned(), SecretBytes::new(bytes)));
+    }
+
+    pub(crate) fn add_tensor(&mut self, tensor: TensorSpec, bytes: Vec<u8>) {
+        self.tensors.push((tensor, SecretBytes::new(bytes)));
+    }
+
+    fn write(&self, file: &str) -> Result<SecretBytes, SealingError> {
+        let refused = |error: trusted_blob::PayloadError| SealingError::Payload {
+            file: file.to_owned(),
+            problem: error.to_string(),
+        };
+        let mut shapes = Vec::with_capacity(self.tensors.len());
+        for (tensor, _) in &self.tensors {
+            shapes.push(tensor.shape.iter().map(|d| *d as usize).collect::<Vec<_>>());
+        }
+        let mut writer = PayloadWriter::new();
+        for (path, bytes) in &self.files {
+            writer.file(path, bytes.expose()).map_err(refused)?;
+        }
+        for ((tensor, bytes), shape) in self.tensors.iter().zip(&shapes) {
+            let dtype = dtype(tensor.dtype).ok_or_else(|| SealingError::Payload {
+                file: file.to_owned(),
+                problem: format!("tensor {}: no element type {}", tensor.name, tensor.dtype),
+            })?;
+            let entry = TrustedTensor {
+                dtype,
+                shape,
+                data: bytes.expose(),
+            };
+            writer.tensor(&tensor.name, entry).map_err(refused)?;
+        }
+        writer.finish().map_err(refused)
+    }
+}
+
+/// The blob's bytes.
+pub(crate) fn seal_blob(
+    keys: &dyn SubkeySource,
+    salt: [u8; 16],
+    file: &str,
+    payload: &Payload,
+) -> Result<Vec<u8>, SealingError> {
+    let payload = payload.write(file)?;
+    trusted_blob::encode(keys, salt, DEFAULT_CHUNK, payload.expose()).map_err(|source| {
+        SealingError::Blob {
+            file: file.to_owned(),
+            source,
+        }
+    })
+}
+
+/// Decrypts the trusted blob of a sealed directory: the permuted tokenizer, and for a split
+/// pipeline its trusted tensors. The fingerprint of the directory is compared first.
+pub fn open_trusted(root: &Root, keys: &dyn SubkeySource) -> Result<TrustedFiles, SealingError> {
+    let metadata = SealMetadata::require(root)?;
+    metadata.check_key(keys)?;
+    let file = match metadata.scheme {
+        Scheme::Split => "transformer/trusted.kllm",
+        Scheme::L1 | Scheme::Client => "trusted.kllm",
+    };
+    let blob = root.read_file(file, MAX_BLOB)?;
+    let payload = trusted_blob::decode(keys, &blob).map_err(|source| SealingError::Blob {
+        file: file.to_owned(),
+        source,
+    })?;
+    TrustedFiles::parse(payload).map_err(|error| SealingError::Payload {
+        file: file.to_owned(),
+        problem: error.to_string(),
+    })
+}
+
+fn dtype(dtype: Dtype) -> Option<trusted_blob::Dtype> {
+    serde_json::from_value(serde_json::Value::from(dtype.name())).ok()
+}
+
+/// A blob is held in memory whole.
+const MAX_BLOB: u64 = 64 << 30;

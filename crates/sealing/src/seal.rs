@@ -1,0 +1,628 @@
+//! Sealing, planned before a key is used and resumable shard by shard.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use checkpoint::json::{Style, write};
+use checkpoint::{
+    Checkpoint, CheckpointError, PlannedShard, Root, SHARD_LIMIT, ShardPlan, ShardWriter,
+    StagedDir, TensorSource, TensorSpec, WrittenFile,
+};
+use identifiers::Sha256Digest;
+use model_key::{Component as KeyComponent, Label, SubkeyId, SubkeySource};
+use shard_identity::ShardManifest;
+use weight_lock::{Domain, Entry, HEADER_KEY, LockTable, table_digest};
+use weight_transform::{Basis, Recipe, subkeys};
+
+use crate::blob::{Payload, seal_blob};
+use crate::component::{Component, Output, element};
+use crate::error::SealingError;
+use crate::files::Outcome;
+use crate::locking::{lock, lock_subkey, lockable, tensor_id};
+use crate::monitor::Monitor;
+use crate::rewrite;
+use crate::scheme::{FilePlan, Scheme, SealOptions};
+
+/// A source directory and what sealing it will write. Made without a key.
+pub struct SealPlan {
+    root: Root,
+    options: SealOptions,
+    scheme: Scheme,
+}
+
+/// What became of one file, in source or output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileReport {
+    /// Path in the source, or in the output where the source has none.
+    pub path: String,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// A seal that is finished.
+#[derive(Debug, Clone)]
+pub struct SealReport {
+    /// The seal metadata object, as JSON text.
+    pub metadata: String,
+    /// Every source file and what became of it, then files that only the output has.
+    pub files: Vec<FileReport>,
+    /// Every output file with its size and SHA-256, sorted by path.
+    pub written: Vec<WrittenFile>,
+    /// The source's weights.
+    pub source: ShardManifest,
+    /// The sealed weights.
+    pub sealed: ShardManifest,
+    /// Digest of all lock records, where the weights are locked.
+    pub lock_table: Option<Sha256Digest>,
+}
+
+/// One shard that was sealed: what a service keeps to resume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SealedShard {
+    /// The file.
+    pub file: WrittenFile,
+    /// The lock record's entries, by tensor id.
+    pub locked: Vec<(String, Entry)>,
+}
+
+impl SealPlan {
+    /// Looks at a source directory: every refusal that needs no key is made here.
+    pub fn new(source: &Path, options: SealOptions) -> Result<Self, SealingError> {
+        let root = Root::open(source)?;
+        let scheme = Scheme::of(&root, &options)?;
+        Ok(Self {
+            root,
+            options,
+            scheme,
+        })
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn options(&self) -> &SealOptions {
+        &self.options
+    }
+
+    /// Every subkey that the seal will ask for, sorted and without repetition. The trusted blob's
+    /// is among them.
+    pub fn subkeys(&self) -> Result<Vec<SubkeyId>, SealingError> {
+        let mut all = BTreeSet::new();
+        for component in &self.scheme.components {
+            all.extend(subkeys(&component.recipes)?);
+            let mut locks = Vec::new();
+            component.lock_subkeys(&mut locks)?;
+            all.extend(locks);
+        }
+        for file in &self.scheme.files {
+            match &file.plan {
+                FilePlan::Tokenizer(_, tokens) | FilePlan::VocabularyFile(_, tokens) => {
+                    all.insert(tokens.subkey());
+                }
+                FilePlan::LatentStatistics(_, latent, _) => {
+                    all.insert(latent.subkey());
+                }
+                _ => {}
+            }
+        }
+        all.insert(SubkeyId {
+            component: KeyComponent::Model,
+            label: Label::TrustedBlob(self.options.salt),
+        });
+        Ok(all.into_iter().collect())
+    }
+
+    /// Bytes of tensors to be written, about what the output takes on disk.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let components = self.scheme.components.iter();
+        components
+            .map(|component| component.checkpoint.tensor_bytes())
+            .sum()
+    }
+
+    /// Bytes of the largest tensor; sealing holds less than four times as much in memory.
+    #[must_use]
+    pub fn largest_tensor(&self) -> u64 {
+        let components = self.scheme.components.iter();
+        let tensors = components.flat_map(|component| component.checkpoint.tensors());
+        tensors.map(|info| info.bytes).max().unwrap_or(0)
+    }
+
+    /// Hashes the source's weights, through the files that they are then read from. A resumed job
+    /// compares the aggregate before it writes anything: see [`SealPlan::check_source`].
+    pub fn source_manifest(&self, monitor: &Monitor<'_>) -> Result<ShardManifest, SealingError> {
+        let mut shards = Vec::new();
+        for component in &self.scheme.components {
+            shards.extend(digest_shards(
+                &component.folder,
+                &component.checkpoint,
+                monitor,
+            )?);
+        }
+        Ok(ShardManifest::new(shards)?)
+    }
+
+    /// Fails unless the source's weights are those of an earlier manifest.
+    pub fn check_source(
+        &self,
+        earlier: &ShardManifest,
+        monitor: &Monitor<'_>,
+    ) -> Result<ShardManifest, SealingError> {
+        let now = self.source_manifest(monitor)?;
+        if now.aggregate() != earlier.aggregate() {
+            return Err(SealingError::SourceChanged {
+                found: now.aggregate(),
+                expected: earlier.aggregate(),
+            });
+        }
+        Ok(now)
+    }
+
+    /// Binds the plan to a key, which decides the order of experts and so the shards' layout.
+    pub fn bind<'a>(&'a self, keys: &'a dyn SubkeySource) -> Result<Sealer<'a>, SealingError> {
+        let basis = Basis::new(keys);
+        let mut shards = Vec::new();
+        let mut indexes = Vec::new();
+        for component in &self.scheme.components {
+            lay_out(component, &basis, &mut shards, &mut indexes)?;
+        }
+        Ok(Sealer {
+            plan: self,
+            keys,
+            basis,
+            shards,
+            indexes,
+        })
+    }
+}
+
+/// A plan bound to a key. The same plan and key give the same bytes.
+pub struct Sealer<'a> {
+    plan: &'a SealPlan,
+    keys: &'a dyn SubkeySource,
+    basis: Basis<'a>,
+    shards: Vec<OutputShard<'a>>,
+    indexes: Vec<(String, String)>,
+}
+
+struct OutputShard<'a> {
+    component: &'a Component,
+    planned: PlannedShard,
+    /// The recipe for each tensor of `planned`; `None`: the file is copied whole.
+    recipes: Option<Vec<&'a Recipe>>,
+}
+
+impl Sealer<'_> {
+    /// How many shards there are to write.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// The path of a shard in the output.
+    #[must_use]
+    pub fn shard_path(&self, shard: usize) -> String {
+        let shard = &self.shards[shard];
+        shard.component.path(shard.planned.file())
+    }
+
+    /// Writes one shard into the output under way, in any order and apart from the others.
+    pub fn seal_shard(
+        &self,
+        shard: usize,
+        out: &StagedDir,
+        monitor: &Monitor<'_>,
+    ) -> Result<SealedShard, SealingError> {
+        let shard = &self.shards[shard];
+        let component = shard.component;
+        let path = component.path(shard.planned.file());
+        let Some(recipes) = &shard.recipes else {
+            let from = self.plan.root.open_file(&path)?;
+            monitor.check()?;
+            let file = out.copy_file(&from, &path)?;
+            (monitor.progress)(crate::monitor::Step {
+                bytes: shard.planned.data_length(),
+                tensors: shard.planned.tensors().len() as u64,
+            });
+            return Ok(SealedShard {
+                file,
+                locked: Vec::new(),
+            });
+        };
+        let folder = match component.folder.as_str() {
+            "" => out.path().to_owned(),
+            folder => out.folder(folder)?,
+        };
+        let format = ("format".to_owned(), "pt".to_owned());
+        let widest = self.widest(shard, recipes);
+        let writer = match &widest {
+            None => ShardWriter::create(&folder, &shard.planned, std::slice::from_ref(&format))?,
+            Some(table) => {
+                let metadata = [format.clone(), (HEADER_KEY.to_owned(), table.to_text())];
+                ShardWriter::create_reserving(&folder, &shard.planned, &metadata)?
+            }
+        };
+        let mut table = widest.map(|table| LockTable::new(table.version()));
+        for (info, recipe) in shard.planned.tensors().iter().zip(recipes) {
+            monitor.check()?;
+            let mut sealed = self.transform(component, recipe)?;
+            if let Some(table) = &mut table {
+                let domain = self.lock(component, &path, &info.name, recipe, &mut sealed)?;
+                if let Some(domain) = domain {
+                    insert(table, &path, &info.name, domain)?;
+                }
+            }
+            writer.write(&info.name, &sealed)?;
+            monitor.tensor(info.bytes);
+        }
+        let mut file = match &table {
+            None => writer.finish()?,
+            Some(table) => {
+                writer.finish_with(&[format, (HEADER_KEY.to_owned(), table.to_text())])?
+            }
+        };
+        file.path = path;
+        let entries = table.iter().flat_map(|table| table.entries());
+        let locked = entries
+            .map(|(name, entry)| (tensor_id(&component.folder, name), *entry))
+            .collect();
+        Ok(SealedShard { file, locked })
+    }
+
+    /// Writes every other file: the trusted blob, the metadata, indexes and copies.
+    pub fn seal_files(&self, out: &StagedDir) -> Result<Vec<WrittenFile>, SealingError> {
+        let root = &self.plan.root;
+        let mut payload = Payload::default();
+        let mut written = Vec::new();
+        for file in &self.plan.scheme.files {
+            let path = file.path.as_str();
+            match &file.plan {
+                FilePlan::Copy => written.push(out.copy_file(&root.open_file(path)?, path)?),
+                FilePlan::LeaveOut(_) | FilePlan::Weights | FilePlan::Replaced => {}
+                FilePlan::Tokenizer(value, tokens) => {
+                    let text = rewrite::tokenizer(value, *tokens, self.keys)?;
+                    payload.add_file(path, text.into_bytes());
+                }
+                FilePlan::VocabularyFile(value, tokens) => {
+                    let text = rewrite::vocabulary(path, value, *tokens, self.keys)?;
+                    payload.add_file(path, text.into_bytes());
+                }
+                FilePlan::LatentStatistics(value, latent, channels) => {
+                    let order = latent.order(self.keys, *channels)?;
+                    let text = rewrite::latent_statistics(value, &order);
+                    written.push(out.write_file(path, text.as_bytes())?);
+                }
+            }
+        }
+        for component in &self.plan.scheme.components {
+            for recipe in component
+                .recipes
+                .iter()
+                .filter(|recipe| recipe.is_kept_aside())
+            {
+                let info = component.source(recipe);
+                let bytes = read(&component.checkpoint, &info.name)?;
+                payload.add_tensor(info.into(), bytes);
+            }
+        }
+        for (path, text) in &self.indexes {
+            written.push(out.write_file(path, text.as_bytes())?);
+        }
+        let fingerprint = self.keys.fingerprint();
+        let path = self.plan.scheme.blob;
+        let blob = seal_blob(self.keys, self.plan.options.salt, path, &payload)?;
+        written.push(out.write_file(path, &blob)?);
+        let (path, value) = self.metadata(&fingerprint.to_string());
+        written.push(out.write_file(path, write(&value, Style::Indented).as_bytes())?);
+        Ok(written)
+    }
+
+    /// What became of every file, once [`Sealer::seal_files`] and all shards are written.
+    pub fn report(
+        &self,
+        source: ShardManifest,
+        shards: &[SealedShard],
+        files: Vec<WrittenFile>,
+    ) -> Result<SealReport, SealingError> {
+        let plan = self.plan;
+        let mut reports: Vec<FileReport> = plan
+            .scheme
+            .files
+            .iter()
+            .map(|file| FileReport {
+                path: file.path.clone(),
+                outcome: file.plan.outcome(),
+            })
+            .collect();
+        let mut written = files;
+        written.extend(shards.iter().map(|shard| shard.file.clone()));
+        written.sort_by(|a, b| a.path.cmp(&b.path));
+        for file in &written {
+            if !reports.iter().any(|report| report.path == file.path) {
+                reports.push(FileReport {
+                    path: file.path.clone(),
+                    outcome: Outcome::Written,
+                });
+            }
+        }
+        let entries = shards.iter().flat_map(|shard| &shard.locked);
+        let entries = entries.map(|(id, entry)| (id.as_str(), *entry));
+        let lock_table = plan
+            .options
+            .lock
+            .map(|version| Sha256Digest::new(table_digest(version, entries)));
+        let (_, value) = self.metadata(&self.keys.fingerprint().to_string());
+        let object = value.get("kllm").unwrap_or(&value);
+        Ok(SealReport {
+            metadata: write(object, Style::Ascii),
+            files: reports,
+            written,
+            source,
+            sealed: ShardManifest::new(shards.iter().map(|shard| identity(&shard.file)).collect())?,
+            lock_table,
+        })
+    }
+
+    fn metadata(&self, fingerprint: &str) -> (&'static str, checkpoint::json::Value) {
+        let plan = self.plan;
+        plan.scheme.metadata.file(fingerprint, plan.options.lock)
+    }
+
+    /// One tensor in the secret basis, not locked.
+    pub(crate) fn transform(
+        &self,
+        component: &Component,
+        recipe: &Recipe,
+    ) -> Result<Vec<u8>, SealingError> {
+        let info = component.source(recipe);
+        let source = read(&component.checkpoint, &info.name)?;
+        if recipe.is_unchanged() {
+            return Ok(source);
+        }
+        let prepared = self.basis.prepare(recipe)?;
+        let gain = match recipe.gain() {
+            Some(name) => {
+                let dtype = component.checkpoint.require(name)?.dtype;
+                Some((element(dtype), read(&component.checkpoint, name)?))
+            }
+            None => None,
+        };
+        let mut out = vec![0; source.len()];
+        let gain = gain
+            .as_ref()
+            .map(|(element, bytes)| (*element, bytes.as_slice()));
+        prepared.apply(&source, gain, &mut out)?;
+        Ok(out)
+    }
+
+    /// Every tensor that will be stored, with its component and recipe, in file order.
+    pub(crate) fn outputs(&self) -> impl Iterator<Item = (&Component, &str, Option<&Recipe>)> {
+        self.shards.iter().flat_map(|shard| {
+            let tensors = shard.planned.tensors().iter().enumerate();
+            tensors.map(move |(at, info)| {
+                let recipe = shard.recipes.as_ref().map(|recipes| recipes[at]);
+                (shard.component, info.name.as_str(), recipe)
+            })
+        })
+    }
+
+    fn lock(
+        &self,
+        component: &Component,
+        path: &str,
+        name: &str,
+        recipe: &Recipe,
+        bytes: &mut [u8],
+    ) -> Result<Option<Domain>, SealingError> {
+        let Some(version) = component.lock else {
+            return Ok(None);
+        };
+        let dtype = component.source(recipe).dtype;
+        let length = bytes.len() as u64;
+        let Some(of) = lockable(version, dtype, recipe.is_packed(), length) else {
+            return Ok(None);
+        };
+        let id = lock_subkey(version, &component.folder, name)?;
+        lock(self.keys, &id, version, of, bytes)?.map_err(|source| SealingError::Lock {
+            file: path.to_owned(),
+            tensor: name.to_owned(),
+            source,
+        })
+    }
+
+    /// The record with the widest domains, where the shard has anything to lock.
+    fn widest(&self, shard: &OutputShard<'_>, recipes: &[&Recipe]) -> Option<LockTable> {
+        let version = shard.component.lock?;
+        let mut table = LockTable::new(version);
+        for (info, recipe) in shard.planned.tensors().iter().zip(recipes) {
+            let of = lockable(version, info.dtype, recipe.is_packed(), info.bytes);
+            if let Some(of) = of {
+                table.insert(&info.name, Domain::widest(of)).ok()?;
+            }
+        }
+        (!table.entries().is_empty()).then_some(table)
+    }
+}
+
+/// Seals `source` into `target`, which must not exist and appears whole or not at all.
+pub fn seal(
+    source: &Path,
+    keys: &dyn SubkeySource,
+    options: SealOptions,
+    target: &Path,
+    monitor: &Monitor<'_>,
+) -> Result<SealReport, SealingError> {
+    let plan = SealPlan::new(source, options)?;
+    let sealer = plan.bind(keys)?;
+    let out = StagedDir::create(target)?;
+    out.require_space(plan.bytes() + SPARE_SPACE)?;
+    let (source, shards) = rayon::join(
+        || {
+            plan.source_manifest(&Monitor {
+                progress: &|_| {},
+                cancel: monitor.cancel,
+            })
+        },
+        || -> Result<Vec<SealedShard>, SealingError> {
+            (0..sealer.shards())
+                .map(|shard| sealer.seal_shard(shard, &out, monitor))
+                .collect()
+        },
+    );
+    let (source, shards) = (source?, shards?);
+    let files = sealer.seal_files(&out)?;
+    let report = sealer.report(source, &shards, files)?;
+    out.commit()?;
+    Ok(report)
+}
+
+fn lay_out<'a>(
+    component: &'a Component,
+    basis: &Basis<'_>,
+    shards: &mut Vec<OutputShard<'a>>,
+    indexes: &mut Vec<(String, String)>,
+) -> Result<(), SealingError> {
+    let mut named = Vec::with_capacity(component.recipes.len());
+    for recipe in component
+        .recipes
+        .iter()
+        .filter(|recipe| !recipe.is_kept_aside())
+    {
+        named.push((basis.stored_name(recipe)?, recipe));
+    }
+    let spec = |name: &str, recipe: &Recipe| {
+        let info = component.source(recipe);
+        TensorSpec {
+            name: name.to_owned(),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+        }
+    };
+    let specs = |wanted: &[(String, &Recipe)]| -> Vec<TensorSpec> {
+        wanted
+            .iter()
+            .map(|(name, recipe)| spec(name, recipe))
+            .collect()
+    };
+    let unchanged = named.iter().all(|(_, recipe)| recipe.is_unchanged());
+    match component.output {
+        Output::Sharded => {
+            let plan = ShardPlan::new(specs(&named), SHARD_LIMIT).map_err(CheckpointError::from)?;
+            indexes.push((
+                component.path("model.safetensors.index.json"),
+                plan.index_json(),
+            ));
+            for planned in plan.shards() {
+                shards.push(output_shard(component, planned.clone(), &named));
+            }
+        }
+        Output::Single(file) => {
+            let planned = PlannedShard::new(file, specs(&named)).map_err(CheckpointError::from)?;
+            shards.push(output_shard(component, planned, &named));
+        }
+        Output::SameFiles => {
+            for (number, shard) in component.checkpoint.shards().iter().enumerate() {
+                let own =
+                    |(_, recipe): &&(String, &'a Recipe)| component.source(recipe).shard == number;
+                let own: Vec<_> = named.iter().filter(own).cloned().collect();
+                let planned = if unchanged {
+                    let tensors = shard.header().tensors().iter().map(TensorSpec::from);
+                    PlannedShard::in_order(shard.name(), tensors.collect())
+                } else {
+                    PlannedShard::new(shard.name(), specs(&own))
+                };
+                let planned = planned.map_err(CheckpointError::from)?;
+                if unchanged && component.lock.is_none() {
+                    shards.push(OutputShard {
+                        component,
+                        planned,
+                        recipes: None,
+                    });
+                } else {
+                    shards.push(output_shard(component, planned, &own));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn output_shard<'a>(
+    component: &'a Component,
+    planned: PlannedShard,
+    named: &[(String, &'a Recipe)],
+) -> OutputShard<'a> {
+    let by_name: std::collections::HashMap<&str, &'a Recipe> = named
+        .iter()
+        .map(|(name, recipe)| (name.as_str(), *recipe))
+        .collect();
+    let recipes = planned
+        .tensors()
+        .iter()
+        .map(|info| by_name[info.name.as_str()]);
+    OutputShard {
+        component,
+        recipes: Some(recipes.collect()),
+        planned,
+    }
+}
+
+fn insert(
+    table: &mut LockTable,
+    file: &str,
+    tensor: &str,
+    domain: Domain,
+) -> Result<(), SealingError> {
+    table
+        .insert(tensor, domain)
+        .map_err(|source| SealingError::LockRecord {
+            file: file.to_owned(),
+            source,
+        })
+}
+
+pub(crate) fn read(source: &dyn TensorSource, name: &str) -> Result<Vec<u8>, CheckpointError> {
+    let mut bytes = vec![0; source.require(name)?.bytes as usize];
+    source.read(name, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Digests of a component's shards; a folder's are named `<folder>.<file>`.
+pub(crate) fn digest_shards(
+    folder: &str,
+    checkpoint: &Checkpoint,
+    monitor: &Monitor<'_>,
+) -> Result<Vec<shard_identity::Shard>, SealingError> {
+    let mut out = Vec::new();
+    for shard in checkpoint.shards() {
+        monitor.check()?;
+        let digest = shard.digest(|_| {})?;
+        out.push(identity(&WrittenFile {
+            path: tensor_id(folder, shard.name()),
+            bytes: digest.bytes,
+            sha256: digest.sha256,
+        }));
+    }
+    Ok(out)
+}
+
+/// A file as a manifest lists it: names there have no folders.
+fn identity(file: &WrittenFile) -> shard_identity::Shard {
+    shard_identity::Shard {
+        filename: file.path.replace('/', "."),
+        size_bytes: file.bytes,
+        sha256: file.sha256,
+    }
+}
+
+impl SealPlan {
+    pub(crate) fn files(&self) -> &[crate::scheme::PlannedFile] {
+        &self.scheme.files
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+}
+
+const SPARE_SPACE: u64 = 16 << 20;

@@ -1,0 +1,331 @@
+//! Copies of a sealed directory with another lock, or none.
+
+use std::path::Path;
+
+use checkpoint::json::{Style, write};
+use checkpoint::{
+    Checkpoint, PlannedShard, Root, Shard, ShardWriter, StagedDir, TensorInfo, TensorSpec,
+    WrittenFile,
+};
+use model_key::SubkeySource;
+use weight_lock::{Domain, HEADER_KEY, LockTable, Version};
+
+use crate::error::SealingError;
+use crate::files::{self, base_name, folder_of};
+use crate::locking::{lock, lock_subkey, tensor_id, unlock as unlock_bytes};
+use crate::metadata::{SealMetadata, with_lock};
+use crate::monitor::Monitor;
+
+/// A copy that was written.
+#[derive(Debug, Clone)]
+pub struct CopyReport {
+    /// Every file written, sorted by path.
+    pub written: Vec<WrittenFile>,
+    /// Files of the directory that are not in the copy, and why.
+    pub left_out: Vec<(String, &'static str)>,
+}
+
+/// Writes a copy of a locked directory without its lock. `target` must not exist and appears
+/// whole or not at all.
+pub fn unlock(
+    sealed: &Path,
+    keys: &dyn SubkeySource,
+    target: &Path,
+    monitor: &Monitor<'_>,
+) -> Result<CopyReport, SealingError> {
+    let root = Root::open(sealed)?;
+    let metadata = SealMetadata::require(&root)?;
+    let Some(version) = metadata.lock else {
+        return Err(SealingError::NotLocked {
+            file: metadata.file,
+        });
+    };
+    metadata.check_key(keys)?;
+    let change = Change {
+        keys: Some(keys),
+        from: Some(version),
+        to: None,
+    };
+    copy(&root, &metadata, &change, &|_| None, target, monitor)
+}
+
+/// Writes a copy of a directory locked with version 1 that is locked with version 2.
+pub fn relock(
+    sealed: &Path,
+    keys: &dyn SubkeySource,
+    target: &Path,
+    monitor: &Monitor<'_>,
+) -> Result<CopyReport, SealingError> {
+    let root = Root::open(sealed)?;
+    let metadata = SealMetadata::require(&root)?;
+    if metadata.lock != Some(Version::V1) {
+        return Err(SealingError::Metadata {
+            file: metadata.file,
+            field: "lock",
+            problem: "only a lock of version v1 is relocked".to_owned(),
+        });
+    }
+    metadata.check_key(keys)?;
+    let change = Change {
+        keys: Some(keys),
+        from: Some(Version::V1),
+        to: Some(Version::V2),
+    };
+    copy(&root, &metadata, &change, &|_| None, target, monitor)
+}
+
+/// The lock that is taken off and the one that is put on.
+pub(crate) struct Change<'a> {
+    pub keys: Option<&'a dyn SubkeySource>,
+    pub from: Option<Version>,
+    pub to: Option<Version>,
+}
+
+/// Copies a sealed directory, shards with their lock changed. `omit` says which files to leave out.
+pub(crate) fn copy(
+    root: &Root,
+    metadata: &SealMetadata,
+    change: &Change<'_>,
+    omit: &dyn Fn(&str) -> Option<&'static str>,
+    target: &Path,
+    monitor: &Monitor<'_>,
+) -> Result<CopyReport, SealingError> {
+    let entries = root.list()?;
+    for entry in &entries {
+        files::require_regular(entry)?;
+    }
+    let out = StagedDir::create(target)?;
+    out.require_space(entries.iter().map(|entry| entry.bytes).sum())?;
+    let folders = weights(root, metadata, change.from)?;
+    let mut report = CopyReport {
+        written: Vec::new(),
+        left_out: Vec::new(),
+    };
+    for entry in &entries {
+        let path = entry.path.as_str();
+        monitor.check()?;
+        if let Some(reason) = omit(path) {
+            report.left_out.push((path.to_owned(), reason));
+            continue;
+        }
+        let folder = folders
+            .iter()
+            .find(|weights| weights.folder == folder_of(path));
+        let shard = folder.and_then(|weights| weights.shard(base_name(path)));
+        report.written.push(match (folder, shard) {
+            (Some(weights), Some(shard)) => change_shard(weights, shard, change, &out, monitor)?,
+            (Some(_), None) if path.ends_with(".safetensors") => {
+                report
+                    .left_out
+                    .push((path.to_owned(), "safetensors outside the index"));
+                continue;
+            }
+            _ if path == metadata.file => {
+                let value = with_lock(metadata, root.read_json(path)?, change.to);
+                out.write_file(path, write(&value, Style::Indented).as_bytes())?
+            }
+            _ => out.copy_file(&root.open_file(path)?, path)?,
+        });
+    }
+    out.commit()?;
+    Ok(report)
+}
+
+/// The weights of one folder that a lock is on.
+pub(crate) struct Weights {
+    pub folder: String,
+    pub checkpoint: Checkpoint,
+    /// The lock record of each shard; `None` where nothing is locked.
+    pub tables: Vec<Option<LockTable>>,
+}
+
+impl Weights {
+    pub(crate) fn shard(&self, name: &str) -> Option<usize> {
+        let shards = self.checkpoint.shards();
+        shards.iter().position(|shard| shard.name() == name)
+    }
+
+    /// The domain of a tensor's lock.
+    pub(crate) fn domain(&self, info: &TensorInfo) -> Result<Option<Domain>, SealingError> {
+        let Some(table) = &self.tables[info.shard] else {
+            return Ok(None);
+        };
+        table
+            .domain(&info.name, info.dtype.name())
+            .map_err(|source| {
+                let shard = &self.checkpoint.shards()[info.shard];
+                SealingError::LockRecord {
+                    file: tensor_id(&self.folder, shard.name()),
+                    source,
+                }
+            })
+    }
+}
+
+/// Opens every folder of weights and reads and checks its lock records.
+pub(crate) fn weights(
+    root: &Root,
+    metadata: &SealMetadata,
+    lock: Option<Version>,
+) -> Result<Vec<Weights>, SealingError> {
+    let mut folders: Vec<String> = if metadata.is_pipeline() {
+        let entries = root.list()?.into_iter();
+        let shards = entries.filter(|entry| entry.path.ends_with(".safetensors"));
+        let folders = shards.map(|entry| folder_of(&entry.path).to_owned());
+        folders
+            .filter(|folder| !files::is_never_locked(folder))
+            .collect()
+    } else {
+        vec![String::new()]
+    };
+    folders.sort();
+    folders.dedup();
+    let mut out = Vec::new();
+    for folder in folders {
+        let checkpoint = match folder.as_str() {
+            "" => Checkpoint::open(root.path())?,
+            folder => Checkpoint::from_root(root.folder(folder)?)?,
+        };
+        let tables = checkpoint.shards().iter().map(|shard| match lock {
+            Some(version) => lock_table(&folder, shard, version),
+            None => Ok(None),
+        });
+        out.push(Weights {
+            tables: tables.collect::<Result<_, _>>()?,
+            folder,
+            checkpoint,
+        });
+    }
+    Ok(out)
+}
+
+fn lock_table(
+    folder: &str,
+    shard: &Shard,
+    version: Version,
+) -> Result<Option<LockTable>, SealingError> {
+    let file = tensor_id(folder, shard.name());
+    let tensors = shard.header().tensors();
+    let Some(text) = shard.header().metadata_value(HEADER_KEY) else {
+        let coded = |info: &TensorInfo| {
+            crate::locking::lockable(version, info.dtype, false, info.bytes).is_some()
+        };
+        if tensors.iter().any(coded) {
+            return Err(SealingError::NoLockRecord { file });
+        }
+        return Ok(None);
+    };
+    let refused = |source| SealingError::LockRecord {
+        file: file.clone(),
+        source,
+    };
+    let table = LockTable::parse(text, version).map_err(refused)?;
+    let names = tensors
+        .iter()
+        .map(|info| (info.name.as_str(), info.dtype.name()));
+    table.check(names).map_err(refused)?;
+    Ok(Some(table))
+}
+
+/// Writes one shard with its lock changed and its layout kept.
+fn change_shard(
+    weights: &Weights,
+    number: usize,
+    change: &Change<'_>,
+    out: &StagedDir,
+    monitor: &Monitor<'_>,
+) -> Result<WrittenFile, SealingError> {
+    let shard = &weights.checkpoint.shards()[number];
+    let path = tensor_id(&weights.folder, shard.name());
+    let (Some(table), Some(keys)) = (&weights.tables[number], change.keys) else {
+        return Ok(out.copy_file(shard.file(), &path)?);
+    };
+    let tensors = shard.header().tensors().iter().map(TensorSpec::from);
+    let planned = PlannedShard::in_order(shard.name(), tensors.collect())
+        .map_err(checkpoint::CheckpointError::from)?;
+    let folder = match weights.folder.as_str() {
+        "" => out.path().to_owned(),
+        folder => out.folder(folder)?,
+    };
+    let kept = shard
+        .header()
+        .metadata()
+        .iter()
+        .filter(|(key, _)| key != HEADER_KEY);
+    let mut metadata: Vec<(String, String)> = kept.cloned().collect();
+    let mut renewed = change.to.map(LockTable::new);
+    let writer = match change.to {
+        None => ShardWriter::create(&folder, &planned, &metadata)?,
+        Some(version) => {
+            let mut widest = metadata.clone();
+            let record = widest_record(weights, shard, version)?;
+            widest.push((HEADER_KEY.to_owned(), record.to_text()));
+            ShardWriter::create_reserving(&folder, &planned, &widest)?
+        }
+    };
+    for info in planned.tensors() {
+        monitor.check()?;
+        let mut bytes = crate::seal::read(&weights.checkpoint, &info.name)?;
+        let in_shard = TensorInfo {
+            shard: number,
+            ..info.clone()
+        };
+        let lock_error = |source| SealingError::Lock {
+            file: path.clone(),
+            tensor: info.name.clone(),
+            source,
+        };
+        if let Some(domain) = weights.domain(&in_shard)? {
+            let id = lock_subkey(table.version(), &weights.folder, &info.name)?;
+            unlock_bytes(keys, &id, table.version(), domain, 0, &mut bytes)?.map_err(lock_error)?;
+            if let (Some(version), Some(renewed)) = (change.to, &mut renewed) {
+                let id = lock_subkey(version, &weights.folder, &info.name)?;
+                let locked = lock(keys, &id, version, domain.element(), &mut bytes)?;
+                if let Some(domain) = locked.map_err(lock_error)? {
+                    renewed.insert(&info.name, domain).map_err(|source| {
+                        SealingError::LockRecord {
+                            file: path.clone(),
+                            source,
+                        }
+                    })?;
+                }
+            }
+        }
+        writer.write(&info.name, &bytes)?;
+        monitor.tensor(info.bytes);
+    }
+    let mut file = match renewed {
+        None => writer.finish()?,
+        Some(table) => {
+            metadata.push((HEADER_KEY.to_owned(), table.to_text()));
+            writer.finish_with(&metadata)?
+        }
+    };
+    file.path = path;
+    Ok(file)
+}
+
+fn widest_record(
+    weights: &Weights,
+    shard: &Shard,
+    version: Version,
+) -> Result<LockTable, SealingError> {
+    let mut record = LockTable::new(version);
+    let number = weights.shard(shard.name()).unwrap_or_default();
+    for info in shard.header().tensors() {
+        let info = TensorInfo {
+            shard: number,
+            ..info.clone()
+        };
+        if let Some(domain) = weights.domain(&info)? {
+            let widest = Domain::widest(domain.element());
+            record
+                .insert(&info.name, widest)
+                .map_err(|source| SealingError::LockRecord {
+                    file: tensor_id(&weights.folder, shard.name()),
+                    source,
+                })?;
+        }
+    }
+    Ok(record)
+}
