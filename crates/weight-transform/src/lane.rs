@@ -290,10 +290,7 @@ impl<'a> Drawer<'a> {
                 // cos and sin are 1, 0, -1, 0 and 0, 1, 0, -1. One of them is a zero: +0 for the
                 // sums, so the lower half subtracts it and the upper half adds it.
                 let (taken, partner) = if odd { (other, own) } else { (own, other) };
-                let flip = match (quarter, upper) {
-                    (0, _) | (1, true) | (3, false) => false,
-                    _ => true,
-                };
+                let flip = matches!((quarter, upper), (1, false) | (2, _) | (3, true));
                 lane.index.push(taken);
                 lane.flip.push(flip);
                 lane.zeros.push(Zero::Partner {

@@ -91,10 +91,10 @@ impl Plan {
                 covers: None,
             });
             recipes.extend(scales);
-            if let Some(head) = self.family.tied_head(&tensor.name) {
-                if !by_name.contains_key(head) {
-                    recipes.push(self.tied(source, tensor, head)?);
-                }
+            if let Some(head) = self.family.tied_head(&tensor.name)
+                && !by_name.contains_key(head)
+            {
+                recipes.push(self.tied(source, tensor, head)?);
             }
         }
         Ok(recipes)
@@ -124,14 +124,13 @@ impl Plan {
         if let Place::Slot {
             experts, expert, ..
         } = &rule.place
+            && *expert as usize >= experts.count
         {
-            if *expert as usize >= experts.count {
-                return Err(PlanError::Expert {
-                    tensor: name.to_owned(),
-                    expert: *expert,
-                    count: experts.count,
-                });
-            }
+            return Err(PlanError::Expert {
+                tensor: name.to_owned(),
+                expert: *expert,
+                count: experts.count,
+            });
         }
         Ok(rule)
     }

@@ -363,10 +363,10 @@ fn refuse_partial_rotary(config: &Config<'_>) -> Result<(), PlanError> {
     let inner = config.part("rope_parameters").ok();
     let factors = [Some(config), inner.as_ref()];
     for part in factors.into_iter().flatten() {
-        if let Some(factor) = part.get("partial_rotary_factor") {
-            if factor.as_f64() != Some(1.0) {
-                return Err(PlanError::PartialRotary);
-            }
+        if let Some(factor) = part.get("partial_rotary_factor")
+            && factor.as_f64() != Some(1.0)
+        {
+            return Err(PlanError::PartialRotary);
         }
     }
     Ok(())
