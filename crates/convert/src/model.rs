@@ -54,13 +54,13 @@ impl Model {
         config.attn_factor = 1.0;
         config.embd_scale = 1.0;
         config.flags = class.flags;
-        if config.head_dim == 0 || config.head_dim % 2 != 0 {
+        if config.head_dim == 0 || !config.head_dim.is_multiple_of(2) {
             return Err(ConvertError::config(
                 "head_dim",
                 "is not a positive even number",
             ));
         }
-        if config.n_head % config.n_kv_head != 0 {
+        if !config.n_head.is_multiple_of(config.n_kv_head) {
             let reason = "does not divide num_attention_heads";
             return Err(ConvertError::config("num_key_value_heads", reason));
         }

@@ -376,7 +376,7 @@ fn entry(
     ) {
         dims.push(sheets);
     }
-    let blocks = dims.len() >= 2 && dims[0] % Q8_BLOCK == 0;
+    let blocks = dims.len() >= 2 && dims[0].is_multiple_of(Q8_BLOCK);
     let quantized = options.q8 && blocks && !matches!(key.role, Role::ROUTER | Role::SH_ROUTER);
     let dtype = match stored {
         _ if quantized => DType::Q8,
