@@ -46,6 +46,20 @@ pub enum ConvertError {
     /// The source failed.
     #[error("the checkpoint could not be read")]
     Source(#[from] CheckpointError),
+    /// The GGUF file could not be read.
+    #[error("the GGUF file could not be read")]
+    Read(#[source] std::io::Error),
+    /// The GGUF file is refused.
+    #[error("the GGUF file is refused")]
+    Gguf(#[from] gguf::GgufError),
+    /// A GGUF key has no faithful form in a container.
+    #[error("key {key}: {reason}")]
+    Key {
+        /// The key.
+        key: String,
+        /// Why it is refused.
+        reason: String,
+    },
     /// The plan has no such unit, or its metadata holds it.
     #[error("{0} is not a unit of the dense region or the page arrays")]
     NoUnit(UnitId),
@@ -74,6 +88,13 @@ impl ConvertError {
         Self::Field {
             file: crate::files::TOKENIZER,
             field,
+            reason: reason.into(),
+        }
+    }
+
+    pub(crate) fn key(key: &str, reason: impl Into<String>) -> Self {
+        Self::Key {
+            key: key.to_owned(),
             reason: reason.into(),
         }
     }

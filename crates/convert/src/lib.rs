@@ -1,4 +1,4 @@
-//! Hugging Face checkpoints to .jlm containers.
+//! Hugging Face checkpoints and GGUF files to .jlm containers.
 //!
 //! [`plan`] reads names, shapes and small files and decides everything; [`Plan::meta`] is the
 //! container's start and [`Plan::write_unit`] produces one unit at a time into the caller's
@@ -7,6 +7,8 @@
 
 mod error;
 mod files;
+mod from_gguf;
+mod gguf_vocab;
 mod model;
 mod names;
 mod plan;
@@ -16,4 +18,6 @@ mod vocab;
 
 pub use error::ConvertError;
 pub use files::SourceFiles;
+pub use from_gguf::plan_gguf;
 pub use plan::{Options, Plan, Warning, plan};
+pub use produce::BlockSource;

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, HashMap};
 use checkpoint::{Dtype, TensorInfo, TensorSource};
 use jlm::{
     Config, Container, DType, Draft, Flags, Region, Role, TensorEntry, TensorKey, UnitId, Version,
-    WriterFingerprint,
+    Vocab, WriterFingerprint,
 };
 
 use crate::error::ConvertError;
 use crate::files::{Parsed, SourceFiles};
 use crate::model::Model;
 use crate::names::{Named, named};
-use crate::produce::{self, Recipe, Source};
+use crate::produce::{self, Origin, Recipe, Source};
 use crate::vocab::vocab;
 
 /// Choices of a conversion.
@@ -46,7 +46,7 @@ impl std::fmt::Display for Warning {
 
 /// A container that is decided in full and not yet produced.
 pub struct Plan<'a> {
-    source: &'a dyn TensorSource,
+    origin: Origin<'a>,
     container: Container,
     meta: Vec<u8>,
     /// By tensor, in table order.
@@ -71,27 +71,45 @@ pub fn plan<'a>(
     }
     let (entries, recipes) = collected.into_entries(&model, options)?;
     let (vocab, warnings) = vocab(&files, config.n_vocab)?;
-    let vocab = vocab.encode();
-    let container = Draft {
-        version: Version::V27,
+    Plan::lay_out(
+        Origin::Checkpoint(source),
         config,
-        vision_len: 0,
-        vocab_len: vocab.len() as u64,
-        tensors: entries,
-        fingerprint: options.fingerprint.clone(),
-    }
-    .lay_out()?;
-    let meta = container.encode_meta(&[], &vocab)?;
-    Ok(Plan {
-        source,
-        container,
-        meta,
-        recipes,
+        Some(&vocab),
+        (entries, recipes),
+        &options.fingerprint,
         warnings,
-    })
+    )
 }
 
-impl Plan<'_> {
+impl<'a> Plan<'a> {
+    pub(crate) fn lay_out(
+        origin: Origin<'a>,
+        config: Config,
+        vocab: Option<&Vocab>,
+        (tensors, recipes): (Vec<TensorEntry>, Vec<Recipe>),
+        fingerprint: &WriterFingerprint,
+        warnings: Vec<Warning>,
+    ) -> Result<Self, ConvertError> {
+        let vocab = vocab.map_or(Vec::new(), Vocab::encode);
+        let container = Draft {
+            version: Version::V27,
+            config,
+            vision_len: 0,
+            vocab_len: vocab.len() as u64,
+            tensors,
+            fingerprint: fingerprint.clone(),
+        }
+        .lay_out()?;
+        let meta = container.encode_meta(&[], &vocab)?;
+        Ok(Self {
+            origin,
+            container,
+            meta,
+            recipes,
+            warnings,
+        })
+    }
+
     /// The container's structure: what would be written.
     #[must_use]
     pub const fn container(&self) -> &Container {
@@ -133,7 +151,7 @@ impl Plan<'_> {
                 needed,
             });
         }
-        produce::write_span(self.source, &self.container, &self.recipes, span, out)
+        produce::write_span(self.origin, &self.container, &self.recipes, span, out)
     }
 }
 
@@ -422,7 +440,7 @@ fn check_shape(info: &TensorInfo, shape: &[u64]) -> Result<(), ConvertError> {
 }
 
 /// The source's shape of a role: rows first.
-fn expected_shape(key: TensorKey, config: &Config) -> Vec<u64> {
+pub(crate) fn expected_shape(key: TensorKey, config: &Config) -> Vec<u64> {
     let whole_norm = config.flags.has(Flags::QK_NORM_WHOLE);
     let c = config;
     let q = u64::from(c.n_head) * u64::from(c.head_dim);
@@ -441,8 +459,10 @@ fn expected_shape(key: TensorKey, config: &Config) -> Vec<u64> {
         Role::FFN_GATE | Role::FFN_UP => vec![ffn, embd],
         Role::FFN_DOWN => vec![embd, ffn],
         Role::ROUTER => vec![c.n_expert.into(), embd],
-        Role::EXP_GATE_BANK | Role::EXP_UP_BANK => vec![expert, embd],
-        Role::EXP_DOWN_BANK => vec![embd, expert],
+        Role::EXP_GATE_BANK | Role::EXP_UP_BANK | Role::EXP_GATE | Role::EXP_UP => {
+            vec![expert, embd]
+        }
+        Role::EXP_DOWN_BANK | Role::EXP_DOWN => vec![embd, expert],
         // Norms, and the attention output's bias.
         _ => vec![embd],
     }

@@ -1,7 +1,7 @@
 //! Tensor bytes as the container holds them: read, permuted, widened, quantized.
 
 use checkpoint::{TensorInfo, TensorSource};
-use jlm::{Container, DType, PlaneBytesMut, Planes, Span, TensorEntry};
+use jlm::{Container, DType, PlaneBytesMut, Planes, Sheet, Span, TensorEntry};
 
 use crate::error::ConvertError;
 
@@ -15,9 +15,41 @@ pub(crate) struct Recipe {
     heads: Option<u64>,
 }
 
+/// Bytes of a GGUF file, by absolute offset.
+pub trait BlockSource: Sync {
+    /// Fills `out` with the file's bytes from `offset` on.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()>;
+}
+
+/// What is converted.
+#[derive(Clone, Copy)]
+pub(crate) enum Origin<'a> {
+    Checkpoint(&'a dyn TensorSource),
+    Gguf(&'a dyn BlockSource),
+}
+
+impl Origin<'_> {
+    /// Reads a whole sheet as the source holds it.
+    fn read(&self, source: &Source, sheet: u64, out: &mut [u8]) -> Result<(), ConvertError> {
+        let at = sheet as usize;
+        match (self, source) {
+            (_, Source::Computed(bytes)) => out.copy_from_slice(bytes),
+            (Self::Checkpoint(source), Source::Tensor(name)) => source.read(name, out)?,
+            (Self::Checkpoint(source), Source::Bank(names)) => source.read(&names[at], out)?,
+            (Self::Gguf(source), Source::Sheets(offsets)) => source
+                .read_at(offsets[at], out)
+                .map_err(ConvertError::Read)?,
+            _ => unreachable!("a plan's sources are all of its origin's kind"),
+        }
+        Ok(())
+    }
+}
+
 /// Where a tensor's values come from.
 #[derive(Debug)]
 pub(crate) enum Source {
+    /// Offsets of the sheets in a GGUF file.
+    Sheets(Vec<u64>),
     /// A tensor of the checkpoint.
     Tensor(String),
     /// A bank: a tensor of the checkpoint for each expert.
@@ -38,7 +70,7 @@ impl Recipe {
 
 /// Produces every plane that lies in `span` into `out`, which holds that span's bytes.
 pub(crate) fn write_span(
-    source: &dyn TensorSource,
+    origin: Origin<'_>,
     container: &Container,
     recipes: &[Recipe],
     span: Span,
@@ -51,7 +83,7 @@ pub(crate) fn write_span(
                 break;
             };
             if span.contains(planes.qs) {
-                write_sheet(source, entry, recipe, sheet, planes, span, out)?;
+                write_sheet(origin, entry, recipe, sheet, planes, span, out)?;
             }
         }
     }
@@ -59,7 +91,7 @@ pub(crate) fn write_span(
 }
 
 fn write_sheet(
-    source: &dyn TensorSource,
+    origin: Origin<'_>,
     entry: &TensorEntry,
     recipe: &Recipe,
     sheet: u64,
@@ -71,21 +103,23 @@ fn write_sheet(
         let from = (plane.offset - span.offset) as usize;
         from..from + plane.length as usize
     };
-    let name = match &recipe.source {
-        Source::Computed(bytes) => {
-            out[place(planes.qs)].copy_from_slice(bytes);
-            return Ok(());
-        }
-        Source::Tensor(name) => name,
-        Source::Bank(names) => &names[sheet as usize],
-    };
     let (k, rows) = (entry.k() as usize, entry.rows() as usize);
-    if recipe.stored == entry.dtype && recipe.heads.is_none() {
-        return Ok(source.read(name, &mut out[place(planes.qs)])?);
+    let verbatim = recipe.stored == entry.dtype && recipe.heads.is_none();
+    if verbatim && entry.dtype.packed().is_none() {
+        return origin.read(&recipe.source, sheet, &mut out[place(planes.qs)]);
     }
-    let width = recipe.stored.value_bytes().unwrap_or(1) as usize;
-    let mut values = vec![0; k * rows * width];
-    source.read(name, &mut values)?;
+    let source_len = recipe.stored.source_bytes(entry.k(), entry.rows());
+    let mut values = vec![0; source_len.unwrap_or(0) as usize];
+    origin.read(&recipe.source, sheet, &mut values)?;
+    if verbatim {
+        let layout = Sheet {
+            dtype: entry.dtype,
+            k,
+            rows,
+        };
+        let packed = layout.pack(&values, three_planes(out, planes, span));
+        return packed.map_err(|error| ConvertError::tensor(&entry.name, error.to_string()));
+    }
     if let Some(heads) = recipe.heads {
         // A bias is a row of one element for each output.
         let outputs = if entry.dims.len() == 1 { k } else { rows };
@@ -96,8 +130,7 @@ fn write_sheet(
             let mut floats = vec![0.0; k * rows];
             jlm::floats(recipe.stored, &values, &mut floats);
             drop(values);
-            let (qs, d) = two_planes(out, place(planes.qs), place(planes.d));
-            let planes = PlaneBytesMut { qs, d, sc: &mut [] };
+            let planes = three_planes(out, planes, span);
             jlm::quantize_q8_sheet(&floats, k, rows, planes)
                 .map_err(|error| ConvertError::tensor(&entry.name, error.to_string()))
         }
@@ -137,14 +170,22 @@ fn interleave(bytes: &[u8], rows: usize, heads: usize) -> Vec<u8> {
     out
 }
 
-/// Two disjoint ranges of a buffer, the first before the second.
-fn two_planes(
-    out: &mut [u8],
-    first: std::ops::Range<usize>,
-    second: std::ops::Range<usize>,
-) -> (&mut [u8], &mut [u8]) {
-    let (left, right) = out.split_at_mut(second.start);
-    (&mut left[first], &mut right[..second.len()])
+/// The planes of a sheet in a buffer that holds `span`. They follow one another; those that the
+/// type does not have are empty.
+fn three_planes(out: &mut [u8], planes: Planes, span: Span) -> PlaneBytesMut<'_> {
+    let mut rest = out;
+    let mut at = span.offset;
+    let [qs, d, sc] = planes.as_array().map(|plane| {
+        if plane.length == 0 {
+            return &mut [][..];
+        }
+        let (_, from) = std::mem::take(&mut rest).split_at_mut((plane.offset - at) as usize);
+        let (bytes, after) = from.split_at_mut(plane.length as usize);
+        rest = after;
+        at = plane.offset + plane.length;
+        bytes
+    });
+    PlaneBytesMut { qs, d, sc }
 }
 
 /// Whether two tensors of the checkpoint have the same type, shape and bytes.

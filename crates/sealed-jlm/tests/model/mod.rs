@@ -1,5 +1,7 @@
 //! A small mixture of experts, sealed in memory.
 
+#![allow(dead_code, reason = "each binary uses its part")]
+
 use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -63,6 +65,26 @@ pub fn plain() -> Vec<u8> {
         block = Sha256::digest(block);
         file.extend_from_slice(&block);
     }
+    file
+}
+
+/// A container of one block with one page of about `bytes` bytes.
+pub fn large(bytes: u64) -> Vec<u8> {
+    let container = Draft {
+        version: Version::V27,
+        config: Config::new(Arch::LLAMA),
+        vision_len: 0,
+        vocab_len: 0,
+        tensors: vec![
+            entry(Role::OUTPUT_NORM, -1, &[64]),
+            entry(Role::FFN_UP, 0, &[1024, bytes / 4096]),
+        ],
+        fingerprint: WriterFingerprint::default(),
+    }
+    .lay_out()
+    .unwrap();
+    let mut file = container.encode_meta(&[], &[]).unwrap();
+    file.resize(container.header().file_len() as usize, 0xa5);
     file
 }
 

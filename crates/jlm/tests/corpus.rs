@@ -1,0 +1,26 @@
+//! Replays the fuzz corpus, and every truncation of each of its files.
+
+mod bodies;
+
+const TARGETS: &[(&str, fn(&[u8]))] = &[
+    ("container", bodies::container),
+    ("config", bodies::config),
+    ("vocab", bodies::vocab),
+];
+
+#[test]
+fn the_corpus_replays() {
+    for (target, body) in TARGETS {
+        let folder = format!("{}/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+        let mut files = 0;
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let bytes = std::fs::read(entry.unwrap().path()).unwrap();
+            (0..=bytes.len())
+                .step_by(1 + bytes.len() / 512)
+                .for_each(|end| body(&bytes[..end]));
+            body(&bytes);
+            files += 1;
+        }
+        assert!(files > 0, "{folder} is empty");
+    }
+}
