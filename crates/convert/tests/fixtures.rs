@@ -1,5 +1,6 @@
 //! Whole containers equal to the reference writer's, byte for byte.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
 #![expect(clippy::print_stderr, reason = "a skipped test says why")]
 
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! GGUF files convert to the reference writer's containers, byte for byte.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
 #![expect(clippy::print_stderr, reason = "a skipped test says why")]
 
 use std::path::PathBuf;

@@ -2,7 +2,9 @@
 
 mod bodies;
 
-const TARGETS: &[(&str, fn(&[u8]))] = &[("gguf", bodies::gguf)];
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: &[Target] = &[("gguf", bodies::gguf)];
 
 #[test]
 fn the_corpus_replays() {

@@ -25,10 +25,10 @@ pub enum DumpError<E> {
 }
 
 /// Fills a buffer with the bytes of a span of the file.
-type Read<'a, E> = &'a mut dyn FnMut(Span, &mut [u8]) -> Result<(), E>;
+pub type ReadSpan<'a, E> = &'a mut dyn FnMut(Span, &mut [u8]) -> Result<(), E>;
 
 /// Dumps a plain container of `file_len` bytes, called `name`. One sheet is in memory at a time.
-pub fn dump<E>(name: &str, file_len: u64, read: Read<'_, E>) -> Result<Value, DumpError<E>> {
+pub fn dump<E>(name: &str, file_len: u64, read: ReadSpan<'_, E>) -> Result<Value, DumpError<E>> {
     let start = fetch(read, Span::new(0, file_len.min(HEADER_LEN)))?;
     let header = Header::decode(&start, file_len)?;
     let meta = fetch(read, Span::new(0, header.meta_len()))?;
@@ -191,7 +191,7 @@ fn aligned(lens: PlaneLens) -> [u64; 3] {
 fn tensor<E>(
     container: &Container,
     entry: &TensorEntry,
-    read: Read<'_, E>,
+    read: ReadSpan<'_, E>,
 ) -> Result<Value, DumpError<E>> {
     let paged = entry.is_expert_paged();
     let sheet_lens = entry.sheet_planes().unwrap_or_default();
@@ -411,13 +411,13 @@ fn bits(value: f32) -> Value {
     format!("{:#010x}", value.to_bits()).into()
 }
 
-fn fetch<E>(read: Read<'_, E>, span: Span) -> Result<Vec<u8>, DumpError<E>> {
+fn fetch<E>(read: ReadSpan<'_, E>, span: Span) -> Result<Vec<u8>, DumpError<E>> {
     let mut bytes = vec![0; span.length as usize];
     read(span, &mut bytes).map_err(DumpError::Read)?;
     Ok(bytes)
 }
 
-fn hash_span<E>(read: Read<'_, E>, span: Span) -> Result<String, DumpError<E>> {
+fn hash_span<E>(read: ReadSpan<'_, E>, span: Span) -> Result<String, DumpError<E>> {
     let mut hash = Sha256::new();
     for offset in (0..span.length).step_by(PIECE as usize) {
         let length = PIECE.min(span.length - offset);

@@ -30,7 +30,7 @@ pub use config::{
 };
 pub use container::{Container, Planes};
 pub use dtype::{DType, PackedFormat, PlaneLens};
-pub use dump::{DumpError, dump};
+pub use dump::{DumpError, ReadSpan, dump};
 pub use error::JlmError;
 pub use fingerprint::WriterFingerprint;
 pub use header::{HEADER_LEN, Header, Version};

@@ -2,7 +2,9 @@
 
 mod bodies;
 
-const TARGETS: &[(&str, fn(&[u8]))] = &[
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: &[Target] = &[
     ("container", bodies::container),
     ("config", bodies::config),
     ("vocab", bodies::vocab),

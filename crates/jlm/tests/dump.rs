@@ -1,5 +1,7 @@
 //! The dump of every container equals the reference's, field for field.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
+
 mod fixtures;
 
 use std::convert::Infallible;

@@ -1,5 +1,7 @@
 //! Packing and quantization equal to the vectors and to the containers' dumps.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
+
 mod fixtures;
 
 use jlm::{Container, DType, PlaneBytes, PlaneBytesMut, Sheet, half_of, quantize_q8};

@@ -8,7 +8,6 @@ use jlm::{Region, UnitId};
 use model_key::SubkeySource;
 
 #[path = "../tests/model/mod.rs"]
-#[allow(dead_code, reason = "the tests use the rest")]
 mod model;
 
 fn units(criterion: &mut Criterion) {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use jlm::{Span, UnitId};
+use jlm::{ReadSpan, Span, UnitId};
 use model_key::SubkeySource;
 
 use crate::error::SealedJlmError;
@@ -36,12 +36,7 @@ impl fmt::Display for Finding {
 }
 
 /// Checks what can be checked without a key: trailer, section digest, structure, padding.
-///
-/// `read` fills a buffer with the file's bytes at a span; `Err` is a failure to read.
-pub fn fsck<E>(
-    file_len: u64,
-    read: &mut dyn FnMut(Span, &mut [u8]) -> Result<(), E>,
-) -> Result<Result<SealedHeader, Finding>, E> {
+pub fn fsck<E>(file_len: u64, read: ReadSpan<'_, E>) -> Result<Result<SealedHeader, Finding>, E> {
     let mut get = |offset, length: u64| {
         let mut bytes = vec![0; length as usize];
         read(Span::new(offset, length), &mut bytes).map(|()| bytes)
@@ -73,7 +68,7 @@ pub fn fsck<E>(
 /// Holds one unit in memory. The list is empty for a sound file.
 pub fn verify<E>(
     file_len: u64,
-    read: &mut dyn FnMut(Span, &mut [u8]) -> Result<(), E>,
+    read: ReadSpan<'_, E>,
     keys: &dyn SubkeySource,
 ) -> Result<Vec<Finding>, E> {
     let header = match fsck(file_len, read)? {

@@ -17,7 +17,7 @@ pub use chunks::ChunkSize;
 pub use error::SealedJlmError;
 pub use fsck::{Finding, fsck, verify};
 pub use header::SealedHeader;
-pub use jlm::{Region, UnitId, UnitRange};
+pub use jlm::{ReadSpan, Region, UnitId, UnitRange};
 pub use seal::{SealParameters, Sealer};
 pub use section::{TRAILER_LEN, Trailer};
 

@@ -2,7 +2,9 @@
 
 mod bodies;
 
-const TARGETS: &[(&str, fn(&[u8]))] = &[("sealed", bodies::sealed)];
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: &[Target] = &[("sealed", bodies::sealed)];
 
 #[test]
 fn the_corpus_replays() {

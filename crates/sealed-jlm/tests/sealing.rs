@@ -1,5 +1,7 @@
 //! Sealing, opening, and every refusal, over small containers that are built here.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
+
 mod model;
 
 use jlm::{Container, JlmError, Region, UnitId, Vocab};
@@ -159,7 +161,8 @@ fn headers_and_sections_that_do_not_fit_are_refused() {
         change(&mut file.bytes);
         file.fsck().unwrap_err().to_string()
     };
-    let cases: [(&dyn Fn(&mut Vec<u8>), &str); 6] = [
+    type Change<'a> = &'a dyn Fn(&mut Vec<u8>);
+    let cases: [(Change<'_>, &str); 6] = [
         (&|bytes| bytes[8] = 28, "not read here"),
         (&|bytes| bytes[12] = 2, "seal format version 2"),
         (&|bytes| bytes.truncate(length - 1), "malformed"),

@@ -1,5 +1,7 @@
 //! What the fuzz target runs: any input is an error or a read inside the file.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
+
 use gguf::Gguf;
 
 /// The start of a file of a mebibyte.

@@ -1,5 +1,6 @@
 //! What the fuzz targets run: any input is an error or a faithful read.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
 #![allow(dead_code, reason = "each fuzz target uses one")]
 
 use jlm::{Config, Container, Version, Vocab};

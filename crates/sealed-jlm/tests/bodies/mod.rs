@@ -1,5 +1,7 @@
 //! What the fuzz target runs: any file is a finding or a structure whose units lie in it.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
+
 use std::convert::Infallible;
 
 use sealed_jlm::fsck;

@@ -1,5 +1,6 @@
 //! A small mixture of experts, sealed in memory.
 
+#![allow(clippy::unwrap_used, reason = "test support")]
 #![allow(dead_code, reason = "each binary uses its part")]
 
 use std::convert::Infallible;
