@@ -3,12 +3,13 @@
 use serde_json::{Map, Number as JsonNumber, Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::config::{Config, Flags, Number};
+use crate::config::{Config, Flags};
 use crate::container::Container;
 use crate::dtype::PlaneLens;
 use crate::error::JlmError;
 use crate::header::{HEADER_LEN, Header};
 use crate::pack::{PlaneBytes, Sheet};
+use crate::record::Number;
 use crate::span::{Span, align};
 use crate::table::TensorEntry;
 use crate::vocab::{PreOp, Vocab};

@@ -16,18 +16,16 @@ mod header;
 mod layout;
 mod pack;
 mod quantize;
+mod record;
 mod span;
 mod table;
 mod tables;
+mod tails;
 mod unit;
 mod vocab;
 
 pub use codes::{Arch, Role};
-pub use config::{
-    AltUpTail, AttnTempTail, ClampTail, Config, DecisionTail, DecisionTemperature, Flags,
-    HyperTail, IndexerBlockTail, IndexerTail, LatentTail, LayerKind, Number, ScaleTail,
-    SlidingTail, SsmConfig, Tails,
-};
+pub use config::{Config, Flags, LayerKind, SsmConfig};
 pub use container::{Container, Planes};
 pub use dtype::{DType, PackedFormat, PlaneLens};
 pub use dump::{DumpError, ReadSpan, dump};
@@ -37,8 +35,13 @@ pub use header::{HEADER_LEN, Header, Version};
 pub use layout::{Draft, chunk_size, stream_groups};
 pub use pack::{PlaneBytes, PlaneBytesMut, Sheet, floats};
 pub use quantize::{half_of, quantize_q8, quantize_q8_sheet};
+pub use record::Number;
 pub use span::{ALIGN, Span, align};
 pub use table::{TensorEntry, TensorKey};
 pub use tables::PROJECTORS;
+pub use tails::{
+    AltUpTail, AttnTempTail, ClampTail, DecisionTail, DecisionTemperature, HyperTail,
+    IndexerBlockTail, IndexerTail, LatentTail, ScaleTail, SlidingTail, Tails,
+};
 pub use unit::{Region, UnitId, UnitRange};
 pub use vocab::{AddedToken, PreOp, PreOpKind, SpecialIds, Template, TokenKind, Vocab, VocabKind};
