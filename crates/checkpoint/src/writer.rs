@@ -187,9 +187,15 @@ impl ShardWriter {
             }
         }
         let bytes = self.data_start + self.plan.data_length();
-        let sha256 = self.hash_rest(bytes)?;
         let file = self.plan.file();
-        let synced = self.file.sync_all();
+        // Every byte is written: the disk and the hash need not wait for each other.
+        let (sha256, synced) = std::thread::scope(|scope| {
+            let sync = scope.spawn(|| self.file.sync_all());
+            let sha256 = self.hash_rest(bytes);
+            let lost = |_| Err(io::Error::other("the thread that syncs ended early"));
+            (sha256, sync.join().unwrap_or_else(lost))
+        });
+        let sha256 = sha256?;
         synced.map_err(|e| CheckpointError::io(file, "sync", e))?;
         let named = std::fs::rename(&self.partial, &self.target);
         named.map_err(|e| CheckpointError::io(file, "name", e))?;
