@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use checkpoint::json::{Style, write};
-use checkpoint::{
-    Checkpoint, CheckpointError, PlannedShard, Root, SHARD_LIMIT, ShardPlan, ShardWriter,
-    StagedDir, TensorSource, TensorSpec, WrittenFile,
-};
+use checkpoint::{CheckpointError, Root, ShardWriter, StagedDir, TensorSource, WrittenFile};
 use identifiers::Sha256Digest;
 use model_key::{Component as KeyComponent, Label, SubkeyId, SubkeySource};
 use shard_identity::ShardManifest;
@@ -15,11 +12,14 @@ use weight_lock::{Domain, Entry, HEADER_KEY, LockTable, table_digest};
 use weight_transform::{Basis, Recipe, subkeys};
 
 use crate::blob::{Payload, seal_blob};
-use crate::component::{Component, Output, element};
+use crate::component::{Component, element};
 use crate::error::SealingError;
 use crate::files::Outcome;
+use crate::layout::{OutputShard, lay_out};
 use crate::locking::{lock, lock_subkey, lockable, tensor_id};
+use crate::manifest::{digest_shards, identity};
 use crate::monitor::Monitor;
+use crate::pipeline::{Produced, write_tensors};
 use crate::rewrite;
 use crate::scheme::{FilePlan, Scheme, SealOptions};
 
@@ -185,13 +185,6 @@ pub struct Sealer<'a> {
     indexes: Vec<(String, String)>,
 }
 
-struct OutputShard<'a> {
-    component: &'a Component,
-    planned: PlannedShard,
-    /// The recipe for each tensor of `planned`; `None`: the file is copied whole.
-    recipes: Option<Vec<&'a Recipe>>,
-}
-
 impl Sealer<'_> {
     /// How many shards there are to write.
     #[must_use]
@@ -213,6 +206,16 @@ impl Sealer<'_> {
         out: &StagedDir,
         monitor: &Monitor<'_>,
     ) -> Result<SealedShard, SealingError> {
+        self.write_shard(shard, out, monitor)?.finish()
+    }
+
+    /// Writes all of a shard but for its hash and its name.
+    fn write_shard(
+        &self,
+        shard: usize,
+        out: &StagedDir,
+        monitor: &Monitor<'_>,
+    ) -> Result<Unfinished, SealingError> {
         let shard = &self.shards[shard];
         let component = shard.component;
         let path = component.path(shard.planned.file());
@@ -224,49 +227,69 @@ impl Sealer<'_> {
                 bytes: shard.planned.data_length(),
                 tensors: shard.planned.tensors().len() as u64,
             });
-            return Ok(SealedShard {
-                file,
-                locked: Vec::new(),
-            });
+            return Ok(Unfinished::Copied(file));
         };
         let folder = match component.folder.as_str() {
             "" => out.path().to_owned(),
             folder => out.folder(folder)?,
         };
-        let format = ("format".to_owned(), "pt".to_owned());
         let widest = self.widest(shard, recipes);
         let writer = match &widest {
-            None => ShardWriter::create(&folder, &shard.planned, std::slice::from_ref(&format))?,
+            None => ShardWriter::create(&folder, &shard.planned, &[format_entry()])?,
             Some(table) => {
-                let metadata = [format.clone(), (HEADER_KEY.to_owned(), table.to_text())];
+                let metadata = [format_entry(), (HEADER_KEY.to_owned(), table.to_text())];
                 ShardWriter::create_reserving(&folder, &shard.planned, &metadata)?
             }
         };
         let mut table = widest.map(|table| LockTable::new(table.version()));
-        for (info, recipe) in shard.planned.tensors().iter().zip(recipes) {
-            monitor.check()?;
-            let mut sealed = self.transform(component, recipe)?;
-            if let Some(table) = &mut table {
-                let domain = self.lock(component, &path, &info.name, recipe, &mut sealed)?;
-                if let Some(domain) = domain {
-                    insert(table, &path, &info.name, domain)?;
-                }
-            }
-            writer.write(&info.name, &sealed)?;
-            monitor.tensor(info.bytes);
+        let tensors = shard.planned.tensors();
+        write_tensors(
+            &writer,
+            &path,
+            tensors,
+            table.as_mut(),
+            monitor,
+            |at, info| self.produce(component, &path, &info.name, recipes[at]),
+        )?;
+        Ok(Unfinished::Written {
+            writer: Box::new(writer),
+            table,
+            path,
+            folder: component.folder.clone(),
+        })
+    }
+
+    /// One tensor transformed, and locked where its component is.
+    fn produce(
+        &self,
+        component: &Component,
+        path: &str,
+        name: &str,
+        recipe: &Recipe,
+    ) -> Result<Produced, SealingError> {
+        let mut sealed = self.transform(component, recipe)?;
+        let domain = self.lock(component, path, name, recipe, &mut sealed)?;
+        Ok((sealed, domain))
+    }
+
+    /// Writes all shards. While one is hashed and synced, the next is written.
+    fn seal_shards(
+        &self,
+        out: &StagedDir,
+        monitor: &Monitor<'_>,
+    ) -> Result<Vec<SealedShard>, SealingError> {
+        let mut sealed = Vec::with_capacity(self.shards());
+        let mut last: Option<Unfinished> = None;
+        for shard in 0..self.shards() {
+            let (finished, next) = rayon::join(
+                || last.take().map(Unfinished::finish).transpose(),
+                || self.write_shard(shard, out, monitor),
+            );
+            sealed.extend(finished?);
+            last = Some(next?);
         }
-        let mut file = match &table {
-            None => writer.finish()?,
-            Some(table) => {
-                writer.finish_with(&[format, (HEADER_KEY.to_owned(), table.to_text())])?
-            }
-        };
-        file.path = path;
-        let entries = table.iter().flat_map(|table| table.entries());
-        let locked = entries
-            .map(|(name, entry)| (tensor_id(&component.folder, name), *entry))
-            .collect();
-        Ok(SealedShard { file, locked })
+        sealed.extend(last.map(Unfinished::finish).transpose()?);
+        Ok(sealed)
     }
 
     /// Writes every other file: the trusted blob, the metadata, indexes and copies.
@@ -463,11 +486,7 @@ pub fn seal(
                 cancel: monitor.cancel,
             })
         },
-        || -> Result<Vec<SealedShard>, SealingError> {
-            (0..sealer.shards())
-                .map(|shard| sealer.seal_shard(shard, &out, monitor))
-                .collect()
-        },
+        || sealer.seal_shards(&out, monitor),
     );
     let (source, shards) = (source?, shards?);
     let files = sealer.seal_files(&out)?;
@@ -476,143 +495,58 @@ pub fn seal(
     Ok(report)
 }
 
-fn lay_out<'a>(
-    component: &'a Component,
-    basis: &Basis<'_>,
-    shards: &mut Vec<OutputShard<'a>>,
-    indexes: &mut Vec<(String, String)>,
-) -> Result<(), SealingError> {
-    let mut named = Vec::with_capacity(component.recipes.len());
-    for recipe in component
-        .recipes
-        .iter()
-        .filter(|recipe| !recipe.is_kept_aside())
-    {
-        named.push((basis.stored_name(recipe)?, recipe));
-    }
-    let spec = |name: &str, recipe: &Recipe| {
-        let info = component.source(recipe);
-        TensorSpec {
-            name: name.to_owned(),
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-        }
-    };
-    let specs = |wanted: &[(String, &Recipe)]| -> Vec<TensorSpec> {
-        wanted
-            .iter()
-            .map(|(name, recipe)| spec(name, recipe))
-            .collect()
-    };
-    let unchanged = named.iter().all(|(_, recipe)| recipe.is_unchanged());
-    match component.output {
-        Output::Sharded => {
-            let plan = ShardPlan::new(specs(&named), SHARD_LIMIT).map_err(CheckpointError::from)?;
-            indexes.push((
-                component.path("model.safetensors.index.json"),
-                plan.index_json(),
-            ));
-            for planned in plan.shards() {
-                shards.push(output_shard(component, planned.clone(), &named));
-            }
-        }
-        Output::Single(file) => {
-            let planned = PlannedShard::new(file, specs(&named)).map_err(CheckpointError::from)?;
-            shards.push(output_shard(component, planned, &named));
-        }
-        Output::SameFiles => {
-            for (number, shard) in component.checkpoint.shards().iter().enumerate() {
-                let own =
-                    |(_, recipe): &&(String, &'a Recipe)| component.source(recipe).shard == number;
-                let own: Vec<_> = named.iter().filter(own).cloned().collect();
-                let planned = if unchanged {
-                    let tensors = shard.header().tensors().iter().map(TensorSpec::from);
-                    PlannedShard::in_order(shard.name(), tensors.collect())
-                } else {
-                    PlannedShard::new(shard.name(), specs(&own))
-                };
-                let planned = planned.map_err(CheckpointError::from)?;
-                if unchanged && component.lock.is_none() {
-                    shards.push(OutputShard {
-                        component,
-                        planned,
-                        recipes: None,
-                    });
-                } else {
-                    shards.push(output_shard(component, planned, &own));
-                }
-            }
-        }
-    }
-    Ok(())
+/// A shard whose tensors are all written.
+enum Unfinished {
+    Copied(WrittenFile),
+    Written {
+        writer: Box<ShardWriter>,
+        table: Option<LockTable>,
+        path: String,
+        folder: String,
+    },
 }
 
-fn output_shard<'a>(
-    component: &'a Component,
-    planned: PlannedShard,
-    named: &[(String, &'a Recipe)],
-) -> OutputShard<'a> {
-    let by_name: std::collections::HashMap<&str, &'a Recipe> = named
-        .iter()
-        .map(|(name, recipe)| (name.as_str(), *recipe))
-        .collect();
-    let recipes = planned
-        .tensors()
-        .iter()
-        .map(|info| by_name[info.name.as_str()]);
-    OutputShard {
-        component,
-        recipes: Some(recipes.collect()),
-        planned,
-    }
-}
-
-fn insert(
-    table: &mut LockTable,
-    file: &str,
-    tensor: &str,
-    domain: Domain,
-) -> Result<(), SealingError> {
-    table
-        .insert(tensor, domain)
-        .map_err(|source| SealingError::LockRecord {
-            file: file.to_owned(),
-            source,
+impl Unfinished {
+    fn finish(self) -> Result<SealedShard, SealingError> {
+        let (writer, table, path, folder) = match self {
+            Self::Copied(file) => {
+                return Ok(SealedShard {
+                    file,
+                    locked: Vec::new(),
+                });
+            }
+            Self::Written {
+                writer,
+                table,
+                path,
+                folder,
+            } => (writer, table, path, folder),
+        };
+        let mut file = match &table {
+            None => writer.finish()?,
+            Some(table) => {
+                let metadata = [format_entry(), (HEADER_KEY.to_owned(), table.to_text())];
+                writer.finish_with(&metadata)?
+            }
+        };
+        file.path = path;
+        let entries = table.iter().flat_map(|table| table.entries());
+        let locked = entries.map(|(name, entry)| (tensor_id(&folder, name), *entry));
+        Ok(SealedShard {
+            file,
+            locked: locked.collect(),
         })
+    }
+}
+
+fn format_entry() -> (String, String) {
+    ("format".to_owned(), "pt".to_owned())
 }
 
 pub(crate) fn read(source: &dyn TensorSource, name: &str) -> Result<Vec<u8>, CheckpointError> {
     let mut bytes = vec![0; source.require(name)?.bytes as usize];
     source.read(name, &mut bytes)?;
     Ok(bytes)
-}
-
-/// Digests of a component's shards; a folder's are named `<folder>.<file>`.
-pub(crate) fn digest_shards(
-    folder: &str,
-    checkpoint: &Checkpoint,
-    monitor: &Monitor<'_>,
-) -> Result<Vec<shard_identity::Shard>, SealingError> {
-    let mut out = Vec::new();
-    for shard in checkpoint.shards() {
-        monitor.check()?;
-        let digest = shard.digest(|_| {})?;
-        out.push(identity(&WrittenFile {
-            path: tensor_id(folder, shard.name()),
-            bytes: digest.bytes,
-            sha256: digest.sha256,
-        }));
-    }
-    Ok(out)
-}
-
-/// A file as a manifest lists it: names there have no folders.
-fn identity(file: &WrittenFile) -> shard_identity::Shard {
-    shard_identity::Shard {
-        filename: file.path.replace('/', "."),
-        size_bytes: file.bytes,
-        sha256: file.sha256,
-    }
 }
 
 impl SealPlan {

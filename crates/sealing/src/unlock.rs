@@ -15,6 +15,7 @@ use crate::files::{self, base_name, folder_of};
 use crate::locking::{lock, lock_subkey, tensor_id, unlock as unlock_bytes};
 use crate::metadata::{SealMetadata, with_lock};
 use crate::monitor::Monitor;
+use crate::pipeline::write_tensors;
 
 /// A copy that was written.
 #[derive(Debug, Clone)]
@@ -263,37 +264,38 @@ fn change_shard(
             ShardWriter::create_reserving(&folder, &planned, &widest)?
         }
     };
-    for info in planned.tensors() {
-        monitor.check()?;
-        let mut bytes = crate::seal::read(&weights.checkpoint, &info.name)?;
-        let in_shard = TensorInfo {
-            shard: number,
-            ..info.clone()
-        };
-        let lock_error = |source| SealingError::Lock {
-            file: path.clone(),
-            tensor: info.name.clone(),
-            source,
-        };
-        if let Some(domain) = weights.domain(&in_shard)? {
+    let tensors = planned.tensors();
+    write_tensors(
+        &writer,
+        &path,
+        tensors,
+        renewed.as_mut(),
+        monitor,
+        |_, info| {
+            let mut bytes = crate::seal::read(&weights.checkpoint, &info.name)?;
+            let in_shard = TensorInfo {
+                shard: number,
+                ..info.clone()
+            };
+            let Some(domain) = weights.domain(&in_shard)? else {
+                return Ok((bytes, None));
+            };
+            let lock_error = |source| SealingError::Lock {
+                file: path.clone(),
+                tensor: info.name.clone(),
+                source,
+            };
             let id = lock_subkey(table.version(), &weights.folder, &info.name)?;
             unlock_bytes(keys, &id, table.version(), domain, 0, &mut bytes)?.map_err(lock_error)?;
-            if let (Some(version), Some(renewed)) = (change.to, &mut renewed) {
-                let id = lock_subkey(version, &weights.folder, &info.name)?;
-                let locked = lock(keys, &id, version, domain.element(), &mut bytes)?;
-                if let Some(domain) = locked.map_err(lock_error)? {
-                    renewed.insert(&info.name, domain).map_err(|source| {
-                        SealingError::LockRecord {
-                            file: path.clone(),
-                            source,
-                        }
-                    })?;
-                }
-            }
-        }
-        writer.write(&info.name, &bytes)?;
-        monitor.tensor(info.bytes);
-    }
+            let Some(version) = change.to else {
+                return Ok((bytes, None));
+            };
+            let id = lock_subkey(version, &weights.folder, &info.name)?;
+            let locked = lock(keys, &id, version, domain.element(), &mut bytes)?;
+            let domain = locked.map_err(lock_error)?;
+            Ok((bytes, domain))
+        },
+    )?;
     let mut file = match renewed {
         None => writer.finish()?,
         Some(table) => {

@@ -6,7 +6,7 @@ use faer::linalg::matmul::matmul;
 use faer::{Accum, MatMut, MatRef, Par};
 use rayon::prelude::*;
 
-use crate::element::{narrow, widen};
+use crate::element::{Element, narrow, widen};
 use crate::gather::{Layout, exp2};
 use crate::lane::Lane;
 
@@ -101,9 +101,19 @@ impl Job<'_> {
 
     /// The tile's taken values, in the source's memory order.
     fn load(&self, tile: &Range<usize>, source: &[u8]) -> Vec<f64> {
+        // Constant in each arm, so that the conversion is compiled for each type.
+        match self.layout.element {
+            Element::Bf16 => self.load_as(Element::Bf16, tile, source),
+            Element::F16 => self.load_as(Element::F16, tile, source),
+            _ => self.load_as(Element::F32, tile, source),
+        }
+    }
+
+    #[inline(always)]
+    fn load_as(&self, element: Element, tile: &Range<usize>, source: &[u8]) -> Vec<f64> {
         let (outer, outer_factors) = &self.outer;
         let (inner, inner_factors) = &self.inner;
-        let (element, columns) = (self.layout.element, self.layout.columns);
+        let columns = self.layout.columns;
         let width = element.width().unwrap_or(1);
         let at = |row: usize, column: usize| {
             let cell = (row * columns + column) * width;
@@ -134,7 +144,15 @@ impl Job<'_> {
     }
 
     fn store(&self, tile: &Range<usize>, values: &[f64], out: &mut [u8]) {
-        let element = self.layout.element;
+        match self.layout.element {
+            Element::Bf16 => self.store_as(Element::Bf16, tile, values, out),
+            Element::F16 => self.store_as(Element::F16, tile, values, out),
+            _ => self.store_as(Element::F32, tile, values, out),
+        }
+    }
+
+    #[inline(always)]
+    fn store_as(&self, element: Element, tile: &Range<usize>, values: &[f64], out: &mut [u8]) {
         let width = element.width().unwrap_or(1);
         let row_bytes = self.layout.row_bytes();
         let write = |cells: &mut [u8], line: &[f64]| {

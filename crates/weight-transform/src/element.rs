@@ -59,6 +59,7 @@ impl Element {
 }
 
 /// Widens one little-endian element. Only for [`Element::is_dense`] types.
+#[inline(always)]
 pub(crate) fn widen(element: Element, bytes: &[u8]) -> f64 {
     match (element, bytes) {
         (Element::Bf16, &[a, b]) => f64::from(bf16::from_le_bytes([a, b]).to_f32()),
@@ -70,14 +71,25 @@ pub(crate) fn widen(element: Element, bytes: &[u8]) -> f64 {
 
 /// Rounds to float32 and then to the element, nearest-even each time, and stores it
 /// (spec: sealed checkpoint, section 3). Only for [`Element::is_dense`] types.
+#[inline(always)]
 pub(crate) fn narrow(element: Element, value: f64, out: &mut [u8]) {
     let single = value as f32;
     match element {
-        Element::Bf16 => out.copy_from_slice(&bf16::from_f32(single).to_le_bytes()),
+        Element::Bf16 => out.copy_from_slice(&round_to_bf16(single).to_le_bytes()),
         Element::F16 => out.copy_from_slice(&f16::from_f32(single).to_le_bytes()),
         Element::F32 => out.copy_from_slice(&single.to_le_bytes()),
         _ => out.fill(0xFF),
     }
+}
+
+/// Nearest-even; a NaN keeps its sign and stays one.
+#[inline(always)]
+fn round_to_bf16(single: f32) -> u16 {
+    let bits = single.to_bits();
+    if single.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    (bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
 }
 
 /// Multiplies one element's bits by a power of two, rounding as [`narrow`] does.
@@ -97,9 +109,9 @@ impl Scalable for Bf16Bits {
     fn times(self, factor: f32) -> Self {
         // The product of 8 significant bits and a power of two is exact in float32 down to 2^-149,
         // 16 below the smallest bfloat16, so one rounding follows.
-        let bits = (f32::from_bits(u32::from(self.0) << 16) * factor).to_bits();
-        let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1));
-        Self((rounded >> 16) as u16)
+        Self(round_to_bf16(
+            f32::from_bits(u32::from(self.0) << 16) * factor,
+        ))
     }
 }
 

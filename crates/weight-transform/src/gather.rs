@@ -1,5 +1,6 @@
 //! Rearrangement of bits: positions move, signs flip, powers of two scale.
 
+use std::array::from_fn;
 use std::ops::{BitAnd, BitXor};
 
 use rayon::prelude::*;
@@ -46,8 +47,9 @@ pub(crate) fn gather(layout: &Layout, rows: &Lane, columns: &Lane, source: &[u8]
     }
 }
 
-trait Bits: Copy + Eq + Send + Sync + BitXor<Output = Self> + BitAnd<Output = Self> + 'static {
-    const ZERO: Self;
+trait Bits:
+    Copy + Default + Eq + Send + Sync + BitXor<Output = Self> + BitAnd<Output = Self> + 'static
+{
     const TOP: Self;
     const REST: Self;
 }
@@ -60,7 +62,6 @@ trait LittleEndian<const N: usize>: Bits {
 macro_rules! bits {
     ($($type:ty, $width:literal);*) => {$(
         impl Bits for $type {
-            const ZERO: Self = 0;
             const TOP: Self = 1 << (<$type>::BITS - 1);
             const REST: Self = !Self::TOP;
         }
@@ -88,35 +89,43 @@ fn gather_bits<B: LittleEndian<N>, const N: usize>(
 ) {
     let (source, _) = source.as_chunks::<N>();
     let width = layout.columns.max(1);
-    let picks = Picks::new(columns, width);
+    let picks = Picks::<B>::new(columns, width);
     let factors = Factors::new(layout.element, rows, columns);
-    let block = ROWS_AT_ONCE * width * N;
-    out.par_chunks_mut(block.max(1))
-        .with_min_len(CHUNK_BYTES.div_ceil(block.max(1)).max(1))
+    let together = if width * N <= NARROW_ROW { MANY } else { FEW };
+    out.par_chunks_mut(together * width * N)
+        .with_min_len((CHUNK_BYTES / (together * width * N)).max(1))
         .enumerate()
-        .for_each(|(k, chunk)| {
-            let first = k * ROWS_AT_ONCE;
+        .for_each_init(Windows::<B>::new, |windows, (k, chunk)| {
+            let first = k * together;
             let (cells, _) = chunk.as_chunks_mut::<N>();
-            let row = |r: usize| &source[rows.source(r) * width..][..width];
-            let all_plain = picks.zeros == Zero::Follow
-                && (first..first + ROWS_AT_ONCE).all(|r| zero_rule(rows, r) == Zero::Follow);
-            match cells.as_chunks_mut::<1>().0.len() == ROWS_AT_ONCE * width && all_plain {
-                true if picks.order.is_some() => {
-                    let sources = std::array::from_fn(|j| row(first + j));
-                    let flips = std::array::from_fn(|j| mask::<B>(flip(rows, first + j)));
-                    gather_rows::<B, N>(&picks, sources, flips, cells, width);
+            let row = |j: usize| &source[rows.source(first + j) * width..][..width];
+            let flipped = |j: usize| mask::<B>(flip(rows, first + j));
+            match (&picks.order, cells.len() / width) {
+                (Order::Windowed(order), MANY) => {
+                    let (sources, flips) = (from_fn(row), from_fn(flipped));
+                    windows.gather::<N, MANY>(order, sources, flips, cells);
                 }
-                _ => {
+                (Order::Windowed(order), FEW) => {
+                    let (sources, flips) = (from_fn(row), from_fn(flipped));
+                    windows.gather::<N, FEW>(order, sources, flips, cells);
+                }
+                (order, _) => {
                     for (j, cells) in cells.chunks_exact_mut(width).enumerate() {
-                        let r = first + j;
-                        let partner = match zero_rule(rows, r) {
-                            Zero::Partner { index, .. } => {
-                                &source[index as usize * width..][..width]
+                        match order {
+                            Order::Windowed(order) => {
+                                windows.gather::<N, 1>(order, [row(j)], [flipped(j)], cells);
                             }
-                            _ => row(r),
-                        };
-                        gather_row::<B, N>(&picks, rows, r, row(r), partner, cells);
+                            Order::Wide => wide_row(columns, row(j), flipped(j), cells),
+                            Order::Identity => copy_row(row(j), flipped(j), cells),
+                        }
                     }
+                }
+            }
+            for (j, cells) in cells.chunks_exact_mut(width).enumerate() {
+                let rule = zero_rule(rows, first + j);
+                if rule != Zero::Follow || picks.zeros != Zero::Follow {
+                    let row_flip = flipped(j);
+                    settle_zeros(source, width, columns, rule, row_flip, cells);
                 }
             }
             if let Some(factors) = &factors {
@@ -127,81 +136,107 @@ fn gather_bits<B: LittleEndian<N>, const N: usize>(
         });
 }
 
-/// Four rows through one column order, so that each index is loaded once.
-#[inline(always)]
-fn gather_rows<B: LittleEndian<N>, const N: usize>(
-    picks: &Picks,
-    sources: [&[[u8; N]]; ROWS_AT_ONCE],
-    flips: [B; ROWS_AT_ONCE],
-    cells: &mut [[u8; N]],
-    width: usize,
-) {
-    let Some(order) = &picks.order else { return };
-    let (a, rest) = cells.split_at_mut(width);
-    let (b, rest) = rest.split_at_mut(width);
-    let (c, d) = rest.split_at_mut(width);
-    let targets = a.iter_mut().zip(b).zip(c).zip(d);
-    for (pick, (((a, b), c), d)) in order.iter().zip(targets) {
-        let at = (pick & INDEX) as usize;
-        let sign = mask::<B>(pick & FLIP != 0);
-        let take = |j: usize| (B::load(sources[j][at]) ^ (flips[j] ^ sign)).store();
-        *a = take(0);
-        *b = take(1);
-        *c = take(2);
-        *d = take(3);
-    }
-}
+/// Copies of source rows that any 16-bit index lies in, so that a gather needs no bounds check.
+struct Windows<B>(Vec<Box<[B; WINDOW]>>);
 
-fn gather_row<B: LittleEndian<N>, const N: usize>(
-    picks: &Picks,
-    rows: &Lane,
-    r: usize,
-    source: &[[u8; N]],
-    partner: &[[u8; N]],
-    cells: &mut [[u8; N]],
-) {
-    let flip = mask::<B>(flip(rows, r));
-    let rule = zero_rule(rows, r);
-    let Some(order) = &picks.order else {
-        if rule == Zero::Follow && picks.zeros == Zero::Follow && flip == B::ZERO {
-            return cells.copy_from_slice(source);
+impl<B: Bits> Windows<B> {
+    fn new() -> Self {
+        Self(Vec::new())
+    }
+
+    /// Gathers `R` rows through one column order, so that each index is loaded once for all.
+    #[inline(always)]
+    fn gather<const N: usize, const R: usize>(
+        &mut self,
+        order: &[(u16, B)],
+        sources: [&[[u8; N]]; R],
+        flips: [B; R],
+        cells: &mut [[u8; N]],
+    ) where
+        B: LittleEndian<N>,
+    {
+        while self.0.len() < R {
+            let window = vec![B::default(); WINDOW].into_boxed_slice();
+            self.0.extend(window.try_into().ok());
         }
-        return each(
-            cells,
-            source.iter().zip(partner).map(|(v, p)| {
-                let (value, partner) = (B::load(*v), B::load(*p));
-                settle(value ^ flip, partner, rule, picks.zeros, flip).store()
-            }),
-        );
-    };
-    each(
-        cells,
-        order.iter().map(|pick| {
-            let at = (pick & INDEX) as usize;
-            let sign = mask::<B>(pick & FLIP != 0);
-            let value = B::load(source[at]) ^ sign ^ flip;
-            settle(value, B::load(partner[at]) ^ sign, rule, picks.zeros, flip).store()
-        }),
-    );
-}
-
-fn each<T>(cells: &mut [T], values: impl Iterator<Item = T>) {
-    for (cell, value) in cells.iter_mut().zip(values) {
-        *cell = value;
+        for (window, source) in self.0.iter_mut().zip(sources) {
+            for (value, bytes) in window.iter_mut().zip(source) {
+                *value = B::load(*bytes);
+            }
+        }
+        let windows: [&[B; WINDOW]; R] = from_fn(|j| &*self.0[j]);
+        let mut rest = cells;
+        let targets: [&mut [[u8; N]]; R] = from_fn(|_| {
+            let (own, after) = std::mem::take(&mut rest).split_at_mut(order.len());
+            rest = after;
+            own
+        });
+        for (c, (at, sign)) in order.iter().enumerate() {
+            for j in 0..R {
+                let value = windows[j][usize::from(*at)] ^ (*sign ^ flips[j]);
+                targets[j][c] = value.store();
+            }
+        }
     }
 }
 
-/// The sign of a zero, as the reference's arithmetic leaves it (spec: section 3).
-#[inline(always)]
-fn settle<B: Bits>(value: B, partner: B, row: Zero, column: Zero, row_flip: B) -> B {
-    if value & B::REST != B::ZERO {
-        return value;
+fn wide_row<B: LittleEndian<N>, const N: usize>(
+    columns: &Lane,
+    source: &[[u8; N]],
+    row_flip: B,
+    cells: &mut [[u8; N]],
+) {
+    for (c, cell) in cells.iter_mut().enumerate() {
+        let sign = mask::<B>(flip(columns, c)) ^ row_flip;
+        *cell = (B::load(source[columns.source(c)]) ^ sign).store();
     }
-    match (row, column) {
-        (Zero::Follow, Zero::Follow) => value,
-        (Zero::Partner { flip, .. }, _) => value & (partner ^ mask::<B>(flip)),
-        (Zero::Positive, _) => B::ZERO,
-        (Zero::Follow, _) => row_flip,
+}
+
+fn copy_row<B: LittleEndian<N>, const N: usize>(
+    source: &[[u8; N]],
+    row_flip: B,
+    cells: &mut [[u8; N]],
+) {
+    if row_flip == B::default() {
+        return cells.copy_from_slice(source);
+    }
+    for (cell, bytes) in cells.iter_mut().zip(source) {
+        *cell = (B::load(*bytes) ^ row_flip).store();
+    }
+}
+
+/// Gives the zeros of a gathered row the signs that the reference's arithmetic leaves
+/// (spec: section 3). Rows seldom hold any, so they are looked for a stretch at a time.
+fn settle_zeros<B: LittleEndian<N>, const N: usize>(
+    source: &[[u8; N]],
+    width: usize,
+    columns: &Lane,
+    rule: Zero,
+    row_flip: B,
+    cells: &mut [[u8; N]],
+) {
+    let is_zero = |cell: &[u8; N]| B::load(*cell) & B::REST == B::default();
+    for (k, stretch) in cells.chunks_mut(STRETCH).enumerate() {
+        if !stretch.iter().fold(false, |any, cell| any | is_zero(cell)) {
+            continue;
+        }
+        for (at, cell) in stretch
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, cell)| is_zero(cell))
+        {
+            let c = k * STRETCH + at;
+            let settled = match rule {
+                Zero::Partner { index, flip: minus } => {
+                    let partner = B::load(source[index as usize * width + columns.source(c)]);
+                    let sign = mask::<B>(flip(columns, c)) ^ mask::<B>(minus);
+                    B::load(*cell) & (partner ^ sign)
+                }
+                Zero::Positive => B::default(),
+                Zero::Follow => row_flip,
+            };
+            *cell = settled.store();
+        }
     }
 }
 
@@ -235,19 +270,30 @@ fn fill_ones(element: Element, out: &mut [u8]) {
     }
 }
 
-/// A column order: the source position in the low 31 bits, the flip in the top one.
-struct Picks {
-    order: Option<Vec<u32>>,
+/// A column order and the sign that each column gets.
+struct Picks<B> {
+    order: Order<B>,
     zeros: Zero,
 }
 
-impl Picks {
+enum Order<B> {
+    Identity,
+    /// Every index fits a window.
+    Windowed(Vec<(u16, B)>),
+    /// Rows longer than a window.
+    Wide,
+}
+
+impl<B: Bits> Picks<B> {
     fn new(columns: &Lane, width: usize) -> Self {
-        let order = (!columns.is_identity()).then(|| {
-            (0..width)
-                .map(|c| columns.source(c) as u32 | if flip(columns, c) { FLIP } else { 0 })
-                .collect()
-        });
+        let pick = |c: usize| (columns.source(c) as u16, mask(flip(columns, c)));
+        let order = if columns.is_identity() {
+            Order::Identity
+        } else if width <= WINDOW {
+            Order::Windowed((0..width).map(pick).collect())
+        } else {
+            Order::Wide
+        };
         Self {
             order,
             zeros: columns.zeros.first().copied().unwrap_or(Zero::Follow),
@@ -321,10 +367,14 @@ fn zero_rule(lane: &Lane, i: usize) -> Zero {
 
 #[inline(always)]
 fn mask<B: Bits>(flip: bool) -> B {
-    if flip { B::TOP } else { B::ZERO }
+    if flip { B::TOP } else { B::default() }
 }
 
-const INDEX: u32 = FLIP - 1;
-const FLIP: u32 = 1 << 31;
-const ROWS_AT_ONCE: usize = 4;
+/// As many as a 16-bit index tells apart.
+const WINDOW: usize = 1 << 16;
+/// Rows gathered together where they fit the first-level cache, and where they do not.
+const MANY: usize = 4;
+const FEW: usize = 2;
+const NARROW_ROW: usize = 8 << 10;
+const STRETCH: usize = 128;
 const CHUNK_BYTES: usize = 128 << 10;
