@@ -7,6 +7,8 @@ use identifiers::{Fingerprint, KeyId, Sha256Digest, SpiffeId};
 use serde::{Deserialize, Serialize};
 use shard_identity::ShardManifest;
 
+use crate::ArtifactKind;
+
 /// DSSE payload type of an artifact manifest.
 pub const PAYLOAD_TYPE: &str = "application/vnd.chancery.artifact-manifest+json";
 
@@ -40,16 +42,6 @@ pub struct ArtifactManifest {
     pub sealed_at: i64,
     /// Who sealed it.
     pub sealer: SpiffeId,
-}
-
-/// What an artifact's files are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ArtifactKind {
-    /// A sealed Hugging Face checkpoint directory.
-    Checkpoint,
-    /// One sealed `.jlm` container.
-    Container,
 }
 
 /// How an artifact was sealed.
