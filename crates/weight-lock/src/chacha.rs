@@ -17,6 +17,11 @@ pub(crate) const BATCH: usize = 256;
 #[repr(align(64))]
 pub(crate) struct Batch(pub(crate) [u32; BATCH]);
 
+/// One batch of offsets below 2^16.
+#[derive(Zeroize)]
+#[repr(align(64))]
+pub(crate) struct NarrowBatch(pub(crate) [u16; BATCH]);
+
 /// The initial state for a key: constants, key, counter 0, nonce 0.
 pub(crate) fn initial_state(key: &[u8; 32]) -> [u32; 16] {
     let mut state = [0; 16];
@@ -52,38 +57,61 @@ mod tests {
                 .iter()
                 .map(|w| ((u64::from(*w) * u64::from(span)) >> 32) as u32);
             let scaled: Vec<u32> = scaled.collect();
-            let mut out = Batch([0; BATCH]);
-            portable::fill::<false>(&state, batch, span, &mut out);
-            assert_eq!(out.0[..], words);
-            portable::fill::<true>(&state, batch, span, &mut out);
-            assert_eq!(out.0[..], scaled);
-            #[cfg(target_arch = "x86_64")]
+            let narrow_span = 0xFF00;
+            let narrow = words
+                .iter()
+                .map(|w| ((u64::from(*w) * narrow_span) >> 32) as u16);
+            let narrow: Vec<u16> = narrow.collect();
             for implementation in Implementation::available() {
-                // SAFETY: the implementation is available, so the features are there.
-                let fill = |wanted: bool, out: &mut Batch| unsafe {
-                    match (implementation, wanted) {
-                        (Implementation::Avx512, false) => {
-                            avx512::fill::<false>(&state, batch, span, out);
-                        }
-                        (Implementation::Avx512, true) => {
-                            avx512::fill::<true>(&state, batch, span, out);
-                        }
-                        (Implementation::Avx2, false) => {
-                            avx2::fill::<false>(&state, batch, span, out);
-                        }
-                        (Implementation::Avx2, true) => {
-                            avx2::fill::<true>(&state, batch, span, out);
-                        }
-                        (Implementation::Portable, _) => {}
+                let (mut out, mut short) = (Batch([0; BATCH]), NarrowBatch([0; BATCH]));
+                let mut fill = |wanted: Wanted, out: &mut Batch| match (implementation, wanted) {
+                    (Implementation::Portable, Wanted::Words) => {
+                        portable::fill::<false>(&state, batch, 0, out);
                     }
+                    (Implementation::Portable, Wanted::Scaled) => {
+                        portable::fill::<true>(&state, batch, span, out);
+                    }
+                    (Implementation::Portable, Wanted::Narrow) => {
+                        portable::fill_narrow(&state, batch, narrow_span as u32, &mut short);
+                    }
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: the implementation is available, so the features are there.
+                    (Implementation::Avx512, wanted) => unsafe {
+                        match wanted {
+                            Wanted::Words => avx512::fill::<false>(&state, batch, 0, out),
+                            Wanted::Scaled => avx512::fill::<true>(&state, batch, span, out),
+                            Wanted::Narrow => {
+                                avx512::fill_narrow(&state, batch, narrow_span as u32, &mut short);
+                            }
+                        }
+                    },
+                    #[cfg(target_arch = "x86_64")]
+                    // SAFETY: as above.
+                    (Implementation::Avx2, wanted) => unsafe {
+                        match wanted {
+                            Wanted::Words => avx2::fill::<false>(&state, batch, 0, out),
+                            Wanted::Scaled => avx2::fill::<true>(&state, batch, span, out),
+                            Wanted::Narrow => {
+                                avx2::fill_narrow(&state, batch, narrow_span as u32, &mut short);
+                            }
+                        }
+                    },
+                    #[cfg(not(target_arch = "x86_64"))]
+                    _ => {}
                 };
-                if implementation != Implementation::Portable {
-                    fill(false, &mut out);
-                    assert_eq!(out.0[..], words, "{implementation:?}");
-                    fill(true, &mut out);
-                    assert_eq!(out.0[..], scaled, "{implementation:?}");
-                }
+                fill(Wanted::Narrow, &mut out);
+                fill(Wanted::Words, &mut out);
+                assert_eq!(out.0[..], words, "{implementation:?}");
+                fill(Wanted::Scaled, &mut out);
+                assert_eq!(out.0[..], scaled, "{implementation:?}");
+                assert_eq!(short.0[..], narrow, "{implementation:?}");
             }
         }
+    }
+
+    enum Wanted {
+        Words,
+        Scaled,
+        Narrow,
     }
 }

@@ -1,12 +1,12 @@
 use std::fmt;
 
-use aes::Aes256;
 use aes::cipher::KeyInit;
+use aes::{Aes256, Block};
 use secret::Secret;
 use zeroize::Zeroize;
 
 use crate::aes_ctr;
-use crate::chacha::{self, BATCH, Batch};
+use crate::chacha::{self, BATCH, Batch, NarrowBatch};
 use crate::element::{Domain, Element, Version};
 use crate::error::LockError;
 use crate::implementation::Implementation;
@@ -29,9 +29,21 @@ enum Stream {
     Aes(Box<Aes256>),
 }
 
+/// One instruction set's ways to fill a batch: from the state, the batch's number and the span.
+struct Fill<N, S, W> {
+    /// With offsets below 2^16.
+    narrow: N,
+    /// With offsets.
+    scaled: S,
+    /// With the stream's words.
+    words: W,
+}
+
 /// How a value's offset is drawn from its words.
 #[derive(Clone, Copy)]
 enum Draw {
+    /// As [`Draw::Scaled`], for codes of at most 16 bits.
+    Narrow,
     /// One word: `(w * span) >> 32`.
     Scaled,
     /// Two words, low first: their low 63 bits modulo the span.
@@ -78,6 +90,8 @@ impl Lock {
             domain,
             draw: if reduced {
                 Draw::Reduced(Reduction::new(span))
+            } else if domain.element().width() <= 2 {
+                Draw::Narrow
             } else {
                 Draw::Scaled
             },
@@ -123,34 +137,46 @@ impl Lock {
             Implementation::Avx2 => return unsafe { self.run_avx2::<LOCK>(at, bytes) },
             Implementation::Portable => {}
         }
-        self.run_with::<LOCK>(
-            at,
-            bytes,
-            chacha::portable::fill::<true>,
-            chacha::portable::fill::<false>,
-        )
+        let fill = Fill {
+            narrow: chacha::portable::fill_narrow,
+            scaled: chacha::portable::fill::<true>,
+            words: chacha::portable::fill::<false>,
+        };
+        self.run_with::<LOCK>(at, bytes, &fill)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq")]
     fn run_avx512<const LOCK: bool>(&self, at: u64, bytes: &mut [u8]) -> Result<(), LockError> {
-        self.run_with::<LOCK>(
-            at,
-            bytes,
-            |state, batch, span, out| chacha::avx512::fill::<true>(state, batch, span, out),
-            |state, batch, span, out| chacha::avx512::fill::<false>(state, batch, span, out),
-        )
+        let fill = Fill {
+            narrow: |state: &_, batch, span, out: &mut _| {
+                chacha::avx512::fill_narrow(state, batch, span, out);
+            },
+            scaled: |state: &_, batch, span, out: &mut _| {
+                chacha::avx512::fill::<true>(state, batch, span, out);
+            },
+            words: |state: &_, batch, span, out: &mut _| {
+                chacha::avx512::fill::<false>(state, batch, span, out);
+            },
+        };
+        self.run_with::<LOCK>(at, bytes, &fill)
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn run_avx2<const LOCK: bool>(&self, at: u64, bytes: &mut [u8]) -> Result<(), LockError> {
-        self.run_with::<LOCK>(
-            at,
-            bytes,
-            |state, batch, span, out| chacha::avx2::fill::<true>(state, batch, span, out),
-            |state, batch, span, out| chacha::avx2::fill::<false>(state, batch, span, out),
-        )
+        let fill = Fill {
+            narrow: |state: &_, batch, span, out: &mut _| {
+                chacha::avx2::fill_narrow(state, batch, span, out);
+            },
+            scaled: |state: &_, batch, span, out: &mut _| {
+                chacha::avx2::fill::<true>(state, batch, span, out);
+            },
+            words: |state: &_, batch, span, out: &mut _| {
+                chacha::avx2::fill::<false>(state, batch, span, out);
+            },
+        };
+        self.run_with::<LOCK>(at, bytes, &fill)
     }
 
     /// The work itself, inlined into a function that has the instruction set's features.
@@ -159,8 +185,11 @@ impl Lock {
         &self,
         at: u64,
         bytes: &mut [u8],
-        scaled: impl Fn(&[u32; 16], u32, u32, &mut Batch),
-        words: impl Fn(&[u32; 16], u32, u32, &mut Batch),
+        fill: &Fill<
+            impl Fn(&[u32; 16], u32, u32, &mut NarrowBatch),
+            impl Fn(&[u32; 16], u32, u32, &mut Batch),
+            impl Fn(&[u32; 16], u32, u32, &mut Batch),
+        >,
     ) -> Result<(), LockError> {
         let (domain, element) = (self.domain, self.domain.element());
         let per_batch = BATCH as u64 / self.draw.words();
@@ -168,7 +197,9 @@ impl Lock {
             Stream::ChaCha(key) => chacha::initial_state(key.expose()),
             Stream::Aes(_) => [0; 16],
         };
+        let mut blocks = [Block::default(); BATCH / 4];
         let mut batch = Batch([0; BATCH]);
+        let mut narrow = NarrowBatch([0; BATCH]);
         let mut value = value_at(element, at);
         let mut rest = bytes;
         let mut result = Ok(());
@@ -183,28 +214,46 @@ impl Lock {
                 result = Err(self.outside::<LOCK>(part, value));
                 break;
             }
-            // `run` checked that the batch number is below 2^28 for ChaCha20.
             let number = value / per_batch;
+            // `run` checked that ChaCha20's batches are below 2^28.
+            let short = number as u32;
             let span = domain.span() as u32;
+            let drawn = skip as usize..per_batch as usize;
             match (&self.stream, self.draw) {
+                (Stream::ChaCha(_), Draw::Narrow) => {
+                    (fill.narrow)(&state, short, span, &mut narrow);
+                }
                 (Stream::ChaCha(_), Draw::Scaled) => {
-                    scaled(&state, number as u32, span, &mut batch);
+                    (fill.scaled)(&state, short, span, &mut batch);
                 }
-                (Stream::ChaCha(_), Draw::Reduced(by)) => {
-                    words(&state, number as u32, span, &mut batch);
-                    by.reduce(&mut batch);
+                (Stream::ChaCha(_), Draw::Reduced(_)) => {
+                    (fill.words)(&state, short, span, &mut batch);
                 }
-                (Stream::Aes(cipher), draw) => {
-                    aes_ctr::fill(cipher, number, &mut batch);
-                    match draw {
-                        Draw::Scaled => scale(&mut batch, span),
-                        Draw::Reduced(by) => by.reduce(&mut batch),
-                    }
+                (Stream::Aes(cipher), Draw::Narrow) => {
+                    aes_ctr::fill_narrow(cipher, number, span, &mut blocks, &mut narrow);
+                }
+                (Stream::Aes(cipher), Draw::Scaled) => {
+                    aes_ctr::fill::<true>(cipher, number, span, &mut blocks, &mut batch);
+                }
+                (Stream::Aes(cipher), Draw::Reduced(_)) => {
+                    aes_ctr::fill::<false>(cipher, number, span, &mut blocks, &mut batch);
                 }
             }
-            shift::shift::<LOCK>(domain, part, &batch.0[skip as usize..per_batch as usize]);
+            if let Draw::Reduced(by) = self.draw {
+                by.reduce(&mut batch);
+            }
+            if let Draw::Narrow = self.draw {
+                shift::shift::<LOCK, _>(domain, part, &narrow.0[drawn]);
+            } else {
+                shift::shift::<LOCK, _>(domain, part, &batch.0[drawn]);
+            }
             value += per_batch - skip;
         }
+        blocks
+            .as_mut_slice()
+            .iter_mut()
+            .for_each(|block| block.as_mut_slice().zeroize());
+        narrow.zeroize();
         batch.zeroize();
         state.zeroize();
         result
@@ -241,7 +290,7 @@ impl Draw {
     /// Words of the stream that one value takes.
     fn words(self) -> u64 {
         match self {
-            Self::Scaled => 1,
+            Self::Narrow | Self::Scaled => 1,
             Self::Reduced(_) => 2,
         }
     }
@@ -274,13 +323,6 @@ impl Reduction {
         } else {
             remainder
         }
-    }
-}
-
-#[inline(always)]
-fn scale(batch: &mut Batch, span: u32) {
-    for word in &mut batch.0 {
-        *word = ((u64::from(*word) * u64::from(span)) >> 32) as u32;
     }
 }
 

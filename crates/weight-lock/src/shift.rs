@@ -6,17 +6,21 @@ use crate::element::{Domain, Element};
 /// Locks (`LOCK`) or unlocks the units of `bytes` by `offsets`, one per value. Every value must be
 /// inside the domain ([`first_outside`]).
 #[inline(always)]
-pub(crate) fn shift<const LOCK: bool>(domain: Domain, bytes: &mut [u8], offsets: &[u32]) {
+pub(crate) fn shift<const LOCK: bool, O: Copy + Into<u64>>(
+    domain: Domain,
+    bytes: &mut [u8],
+    offsets: &[O],
+) {
     let (size, span) = (domain.size(), domain.span());
     match domain.element() {
-        Element::Bf16 | Element::F16 => float16::shift::<LOCK>(bytes, offsets, size, span),
-        Element::F32 => float32::shift::<LOCK>(bytes, offsets, size, span),
-        Element::F8E4m3 | Element::F8E5m2 => float8::shift::<LOCK>(bytes, offsets, size, span),
-        Element::E2m1x2 => packed::<LOCK>(bytes, offsets, size, span),
-        Element::E8m0 => byte::table::<LOCK>(bytes, offsets, span),
-        Element::I16 => half::table::<LOCK>(bytes, offsets, span),
-        Element::I32 => word::table::<LOCK>(bytes, offsets, span),
-        Element::I64 => long::table::<LOCK>(bytes, offsets, span),
+        Element::Bf16 | Element::F16 => float16::shift::<LOCK, O>(bytes, offsets, size, span),
+        Element::F32 => float32::shift::<LOCK, O>(bytes, offsets, size, span),
+        Element::F8E4m3 | Element::F8E5m2 => float8::shift::<LOCK, O>(bytes, offsets, size, span),
+        Element::E2m1x2 => packed::<LOCK, O>(bytes, offsets, size, span),
+        Element::E8m0 => byte::table::<LOCK, O>(bytes, offsets, span),
+        Element::I16 => half::table::<LOCK, O>(bytes, offsets, span),
+        Element::I32 => word::table::<LOCK, O>(bytes, offsets, span),
+        Element::I64 => long::table::<LOCK, O>(bytes, offsets, span),
     }
 }
 
@@ -63,11 +67,15 @@ macro_rules! codes_of_width {
             }
 
             #[inline(always)]
-            pub(super) fn table<const LOCK: bool>(bytes: &mut [u8], offsets: &[u32], span: u64) {
+            pub(super) fn table<const LOCK: bool, O: Copy + Into<u64>>(
+                bytes: &mut [u8],
+                offsets: &[O],
+                span: u64,
+            ) {
                 let span = span as $code;
                 for (bytes, offset) in bytes.as_chunks_mut::<WIDTH>().0.iter_mut().zip(offsets) {
                     let index = <$code>::from_le_bytes(*bytes);
-                    *bytes = turn::<LOCK>(index, *offset as $code, span).to_le_bytes();
+                    *bytes = turn::<LOCK>(index, (*offset).into() as $code, span).to_le_bytes();
                 }
             }
 
@@ -106,9 +114,9 @@ macro_rules! floats_of_width {
             const SIGN: u32 = <$code>::BITS - 1;
 
             #[inline(always)]
-            pub(super) fn shift<const LOCK: bool>(
+            pub(super) fn shift<const LOCK: bool, O: Copy + Into<u64>>(
                 bytes: &mut [u8],
-                offsets: &[u32],
+                offsets: &[O],
                 size: u64,
                 span: u64,
             ) {
@@ -117,7 +125,7 @@ macro_rules! floats_of_width {
                     let code = <$code>::from_le_bytes(*bytes);
                     let magnitude = code & (<$code>::MAX >> 1);
                     let index = magnitude + (size & (code >> SIGN).wrapping_neg());
-                    let turned = turn::<LOCK>(index, *offset as $code, span);
+                    let turned = turn::<LOCK>(index, (*offset).into() as $code, span);
                     let negative = <$code>::from(turned >= size);
                     let magnitude = turned - (size & negative.wrapping_neg());
                     *bytes = (magnitude | (negative << SIGN)).to_le_bytes();
@@ -133,11 +141,16 @@ floats_of_width!(float32, u32, super::word::turn);
 
 /// Two 4-bit codes a byte, the low nibble first.
 #[inline(always)]
-fn packed<const LOCK: bool>(bytes: &mut [u8], offsets: &[u32], size: u64, span: u64) {
+fn packed<const LOCK: bool, O: Copy + Into<u64>>(
+    bytes: &mut [u8],
+    offsets: &[O],
+    size: u64,
+    span: u64,
+) {
     let (size, span) = (size as u8, span as u8);
     for (code, [low, high]) in bytes.iter_mut().zip(offsets.as_chunks::<2>().0) {
-        let low = nibble::<LOCK>(*code & 15, *low as u8, size, span);
-        let high = nibble::<LOCK>(*code >> 4, *high as u8, size, span);
+        let low = nibble::<LOCK>(*code & 15, (*low).into() as u8, size, span);
+        let high = nibble::<LOCK>(*code >> 4, (*high).into() as u8, size, span);
         *code = low | (high << 4);
     }
 }

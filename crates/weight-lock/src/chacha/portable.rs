@@ -1,4 +1,6 @@
-use super::{BATCH, Batch};
+use zeroize::Zeroize;
+
+use super::{BATCH, Batch, NarrowBatch};
 
 /// Fills `out` with batch number `batch` of the key stream; with `SCALED` every word `w` becomes
 /// `(w * span) >> 32`.
@@ -17,6 +19,17 @@ pub(crate) fn fill<const SCALED: bool>(state: &[u32; 16], batch: u32, span: u32,
             }
         }
     }
+}
+
+/// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span of at most
+/// 2^16.
+pub(crate) fn fill_narrow(state: &[u32; 16], batch: u32, span: u32, out: &mut NarrowBatch) {
+    let mut wide = Batch([0; BATCH]);
+    fill::<true>(state, batch, span, &mut wide);
+    for (narrow, wide) in out.0.iter_mut().zip(&wide.0) {
+        *narrow = *wide as u16;
+    }
+    wide.zeroize();
 }
 
 /// `LANES` blocks side by side, which compilers turn into vector code where there is any.
