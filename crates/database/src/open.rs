@@ -133,6 +133,12 @@ impl DatabaseUrl {
     }
 
     pub(crate) fn connect_options(&self) -> Result<PgConnectOptions, SetupError> {
+        let is_postgres = ["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| self.0.starts_with(scheme));
+        if !is_postgres {
+            return Err(SetupError::Url);
+        }
         // The parser's own error may repeat the password.
         PgConnectOptions::from_str(&self.0).map_err(|_| SetupError::Url)
     }
