@@ -1,58 +1,92 @@
 //! The AES-256-CTR key stream: counter blocks from zero, big-endian, in batches of 256
 //! little-endian words.
 
-use aes::cipher::BlockCipherEncrypt;
+#[cfg(target_arch = "x86_64")]
+mod round_keys;
+#[cfg(target_arch = "x86_64")]
+mod vaes;
+
+use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use aes::{Aes256, Block};
+use secret::Secret;
+use zeroize::Zeroize;
 
 use crate::chacha::{BATCH, Batch, NarrowBatch};
+use crate::implementation::Implementation;
 
-/// Room for one batch's blocks; the caller wipes it.
-pub(crate) type Blocks = [Block; BLOCKS];
+/// One tensor's stream.
+pub(crate) struct AesCtr {
+    form: Form,
+}
 
-/// Fills `out` with batch number `batch` of the key stream; with `SCALED` every word `w` becomes
-/// `(w * span) >> 32`.
-#[inline(always)]
-pub(crate) fn fill<const SCALED: bool>(
-    cipher: &Aes256,
-    batch: u64,
-    span: u32,
-    blocks: &mut Blocks,
-    out: &mut Batch,
-) {
-    encrypt(cipher, batch, blocks);
-    for (words, block) in out.0.as_chunks_mut::<4>().0.iter_mut().zip(blocks.iter()) {
-        for (word, bytes) in words.iter_mut().zip(block.as_chunks::<4>().0) {
-            let drawn = u32::from_le_bytes(*bytes);
-            *word = if SCALED { scale(drawn, span) } else { drawn };
+enum Form {
+    /// 4 blocks an instruction; only where the machine has it.
+    #[cfg(target_arch = "x86_64")]
+    Vaes(Box<round_keys::RoundKeys>),
+    /// The `aes` crate.
+    Any(Box<Aes256>),
+}
+
+impl AesCtr {
+    /// The stream of a key.
+    pub(crate) fn new(implementation: Implementation, key: &Secret<32>) -> Self {
+        #[cfg(target_arch = "x86_64")]
+        if implementation == Implementation::Avx512 && vaes::is_available() {
+            // SAFETY: the machine has AES instructions.
+            let keys = unsafe { round_keys::RoundKeys::expand(key.expose()) };
+            return Self {
+                form: Form::Vaes(Box::new(keys)),
+            };
+        }
+        let _ = implementation;
+        Self {
+            form: Form::Any(Box::new(Aes256::new(key.expose().into()))),
+        }
+    }
+
+    /// Fills `out` with batch number `batch` of the stream; with `SCALED` every word `w` becomes
+    /// `(w * span) >> 32`.
+    pub(crate) fn fill<const SCALED: bool>(&self, batch: u64, span: u32, out: &mut Batch) {
+        match &self.form {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this form exists only where the machine has what it needs.
+            Form::Vaes(keys) => unsafe { vaes::fill::<SCALED>(keys, batch, span, out) },
+            Form::Any(cipher) => each_word(cipher, batch, |at, word| {
+                out.0[at] = if SCALED { scale(word, span) } else { word };
+            }),
+        }
+    }
+
+    /// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span of at
+    /// most 2^16.
+    pub(crate) fn fill_narrow(&self, batch: u64, span: u32, out: &mut NarrowBatch) {
+        match &self.form {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: this form exists only where the machine has what it needs.
+            Form::Vaes(keys) => unsafe { vaes::fill_narrow(keys, batch, span, out) },
+            Form::Any(cipher) => each_word(cipher, batch, |at, word| {
+                out.0[at] = scale(word, span) as u16;
+            }),
         }
     }
 }
 
-/// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span of at most
-/// 2^16.
 #[inline(always)]
-pub(crate) fn fill_narrow(
-    cipher: &Aes256,
-    batch: u64,
-    span: u32,
-    blocks: &mut Blocks,
-    out: &mut NarrowBatch,
-) {
-    encrypt(cipher, batch, blocks);
-    for (offsets, block) in out.0.as_chunks_mut::<4>().0.iter_mut().zip(blocks.iter()) {
-        for (offset, bytes) in offsets.iter_mut().zip(block.as_chunks::<4>().0) {
-            *offset = scale(u32::from_le_bytes(*bytes), span) as u16;
+fn each_word(cipher: &Aes256, batch: u64, mut word: impl FnMut(usize, u32)) {
+    let mut blocks = [Block::default(); BLOCKS];
+    for (block, counter) in blocks.iter_mut().zip(batch * BLOCKS as u64..) {
+        // One tensor's stream never reaches 2^64 blocks: the high half stays 0.
+        block[8..].copy_from_slice(&counter.to_be_bytes());
+    }
+    cipher.encrypt_blocks(&mut blocks);
+    for (at, block) in blocks.iter().enumerate() {
+        for (lane, bytes) in block.as_chunks::<4>().0.iter().enumerate() {
+            word(at * 4 + lane, u32::from_le_bytes(*bytes));
         }
     }
-}
-
-#[inline(always)]
-fn encrypt(cipher: &Aes256, batch: u64, blocks: &mut Blocks) {
-    let first = batch * BLOCKS as u64;
-    for (block, counter) in blocks.iter_mut().zip(first..) {
-        *block = u128::from(counter).to_be_bytes().into();
+    for block in &mut blocks {
+        block.as_mut_slice().zeroize();
     }
-    cipher.encrypt_blocks(blocks);
 }
 
 #[inline(always)]
@@ -61,3 +95,43 @@ fn scale(word: u32, span: u32) -> u32 {
 }
 
 const BLOCKS: usize = BATCH / 4;
+
+#[cfg(test)]
+mod tests {
+    use ctr::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
+
+    use super::*;
+
+    #[test]
+    fn every_form_gives_the_standard_stream() {
+        let key = Secret::fill_with(|key| {
+            for (at, byte) in key.iter_mut().enumerate() {
+                *byte = (at * 41) as u8;
+            }
+        });
+        for batch in [0, 1, 3, 66, (1 << 26) - 1, 1 << 26, 1 << 40] {
+            let mut stream = ctr::Ctr128BE::<Aes256>::new(key.expose().into(), &[0; 16].into());
+            stream.seek(batch * 1024);
+            let mut expected = [0; 1024];
+            stream.apply_keystream(&mut expected);
+            let words = expected.as_chunks::<4>().0.iter();
+            let words: Vec<u32> = words.map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            let span = 0x9C40_0000;
+            let scaled: Vec<u32> = words.iter().map(|word| scale(*word, span)).collect();
+            let narrow: Vec<u16> = words
+                .iter()
+                .map(|word| scale(*word, 65280) as u16)
+                .collect();
+            for implementation in Implementation::available() {
+                let stream = AesCtr::new(implementation, &key);
+                let (mut out, mut short) = (Batch([0; BATCH]), NarrowBatch([0; BATCH]));
+                stream.fill::<false>(batch, 0, &mut out);
+                assert_eq!(out.0[..], words, "{implementation:?}");
+                stream.fill::<true>(batch, span, &mut out);
+                assert_eq!(out.0[..], scaled, "{implementation:?}");
+                stream.fill_narrow(batch, 65280, &mut short);
+                assert_eq!(short.0[..], narrow, "{implementation:?}");
+            }
+        }
+    }
+}

@@ -1,11 +1,9 @@
 use std::fmt;
 
-use aes::cipher::KeyInit;
-use aes::{Aes256, Block};
 use secret::Secret;
 use zeroize::Zeroize;
 
-use crate::aes_ctr;
+use crate::aes_ctr::AesCtr;
 use crate::chacha::{self, BATCH, Batch, NarrowBatch};
 use crate::element::{Domain, Element, Version};
 use crate::error::LockError;
@@ -26,7 +24,7 @@ pub struct Lock {
 
 enum Stream {
     ChaCha(Secret<32>),
-    Aes(Box<Aes256>),
+    Aes(AesCtr),
 }
 
 /// One instruction set's ways to fill a batch: from the state, the batch's number and the span.
@@ -74,7 +72,11 @@ impl Lock {
         key: &Secret<32>,
         domain: Domain,
     ) -> Self {
-        let available = Implementation::available().contains(&implementation);
+        let implementation = if Implementation::available().contains(&implementation) {
+            implementation
+        } else {
+            Implementation::best()
+        };
         let span = domain.span();
         let reduced = match version {
             Version::V1 => domain.element() == Element::F32,
@@ -82,7 +84,7 @@ impl Lock {
         };
         Self {
             stream: match version {
-                Version::V1 => Stream::Aes(Box::new(Aes256::new(key.expose().into()))),
+                Version::V1 => Stream::Aes(AesCtr::new(implementation, key)),
                 Version::V2 => Stream::ChaCha(Secret::fill_with(|bytes| {
                     bytes.copy_from_slice(key.expose())
                 })),
@@ -95,11 +97,7 @@ impl Lock {
             } else {
                 Draw::Scaled
             },
-            implementation: if available {
-                implementation
-            } else {
-                Implementation::best()
-            },
+            implementation,
         }
     }
 
@@ -197,7 +195,6 @@ impl Lock {
             Stream::ChaCha(key) => chacha::initial_state(key.expose()),
             Stream::Aes(_) => [0; 16],
         };
-        let mut blocks = [Block::default(); BATCH / 4];
         let mut batch = Batch([0; BATCH]);
         let mut narrow = NarrowBatch([0; BATCH]);
         let mut value = value_at(element, at);
@@ -229,14 +226,14 @@ impl Lock {
                 (Stream::ChaCha(_), Draw::Reduced(_)) => {
                     (fill.words)(&state, short, span, &mut batch);
                 }
-                (Stream::Aes(cipher), Draw::Narrow) => {
-                    aes_ctr::fill_narrow(cipher, number, span, &mut blocks, &mut narrow);
+                (Stream::Aes(stream), Draw::Narrow) => {
+                    stream.fill_narrow(number, span, &mut narrow);
                 }
-                (Stream::Aes(cipher), Draw::Scaled) => {
-                    aes_ctr::fill::<true>(cipher, number, span, &mut blocks, &mut batch);
+                (Stream::Aes(stream), Draw::Scaled) => {
+                    stream.fill::<true>(number, span, &mut batch);
                 }
-                (Stream::Aes(cipher), Draw::Reduced(_)) => {
-                    aes_ctr::fill::<false>(cipher, number, span, &mut blocks, &mut batch);
+                (Stream::Aes(stream), Draw::Reduced(_)) => {
+                    stream.fill::<false>(number, span, &mut batch);
                 }
             }
             if let Draw::Reduced(by) = self.draw {
@@ -249,10 +246,6 @@ impl Lock {
             }
             value += per_batch - skip;
         }
-        blocks
-            .as_mut_slice()
-            .iter_mut()
-            .for_each(|block| block.as_mut_slice().zeroize());
         narrow.zeroize();
         batch.zeroize();
         state.zeroize();
