@@ -1,7 +1,5 @@
 //! The job queue in a real Postgres.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 mod support;
 
 use database::{PgJobs, Schema};

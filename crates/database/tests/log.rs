@@ -57,14 +57,14 @@ fn new_entry(number: u32) -> NewEntry {
     NewEntry {
         receipt_id: ReceiptId::from_parts(1, &random),
         envelope: format!("receipt {number}").into_bytes(),
-        event: if number % 2 == 0 {
+        event: if number.is_multiple_of(2) {
             "sealed"
         } else {
             "unlocked"
         }
         .to_owned(),
         actor: spiffe(Role::Sealer, "one"),
-        artifact: (number % 3 == 0).then(|| digest(3)),
+        artifact: number.is_multiple_of(3).then(|| digest(3)),
         appended_at: i64::from(number),
     }
 }
@@ -287,7 +287,7 @@ async fn artifacts_come_with_their_receipts_and_a_key_serves_one_source() {
     };
     assert_eq!(
         artifacts.list_artifacts(&of_source, page).await.unwrap(),
-        [newest.clone()]
+        std::slice::from_ref(&newest)
     );
     let next = Page {
         size: 5,

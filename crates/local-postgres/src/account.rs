@@ -38,7 +38,7 @@ impl Account {
         }
     }
 
-    pub(crate) fn run_as<'c>(self, command: &'c mut Command) -> &'c mut Command {
+    pub(crate) fn run_as(self, command: &mut Command) -> &mut Command {
         match self {
             Self::Own => command,
             Self::Other { uid, gid } => command.uid(uid).gid(gid),

@@ -1,5 +1,7 @@
 //! Receipts and bundles: what verifies, and every change that does not.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use ed25519_dalek::SigningKey;
 use identifiers::{KeyId, ReceiptId, Role, Sha256Digest, SpiffeId};
 use proptest::prelude::*;
@@ -187,4 +189,21 @@ fn what_the_public_tool_lets_through_is_refused() {
         sign_model("tiny", outside, &key),
         Err(BundleError::Path(_))
     ));
+}
+
+#[test]
+#[ignore = "writes the fuzz corpus"]
+fn write_corpus() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/receipt_entry");
+    let write =
+        |name: &str, entry: Vec<u8>| std::fs::write(format!("{folder}/{name}"), entry).unwrap();
+    write("unlocked", receipt().sign(&key(1)).unwrap());
+    let refused = Receipt {
+        event: Event::Refused,
+        source: None,
+        artifact: None,
+        ..receipt()
+    };
+    write("refused", refused.sign(&key(1)).unwrap());
+    write("other-signer", receipt().sign(&key(2)).unwrap());
 }

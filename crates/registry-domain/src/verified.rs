@@ -288,7 +288,8 @@ mod tests {
 
     #[test]
     fn every_broken_rule_names_its_field() {
-        let broken: &[(&str, fn(&mut ArtifactManifest))] = &[
+        type Change = fn(&mut ArtifactManifest);
+        let broken: &[(&str, Change)] = &[
             ("version", |m| m.version = 2),
             ("model", |m| m.model = "../x".to_owned()),
             ("seal.lock", |m| m.seal.lock = "v3".to_owned()),

@@ -1,5 +1,7 @@
 //! Decisions of small policies.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use identifiers::{Role, Sha256Digest, SpiffeId};
 use release_policy::{Decision, Policy, PolicyError, Quota, Reason, Request};
 

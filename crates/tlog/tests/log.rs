@@ -486,7 +486,7 @@ proptest! {
 }
 
 #[test]
-fn infallible_readers_are_readers() {
+fn a_report_stops_at_its_bound() {
     struct Empty;
     impl TileReader for Empty {
         type Error = Infallible;
