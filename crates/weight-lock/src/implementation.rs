@@ -5,7 +5,7 @@ pub enum Implementation {
     Avx512,
     /// AVX2: 8 blocks at once.
     Avx2,
-    /// Any machine.
+    /// Any machine: the streams of the `chacha20` and `aes` crates.
     Portable,
 }
 

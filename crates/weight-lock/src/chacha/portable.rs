@@ -1,3 +1,5 @@
+use chacha20::ChaCha20Legacy;
+use chacha20::cipher::{KeyIvInit, StreamCipher, StreamCipherSeek};
 use zeroize::Zeroize;
 
 use super::{BATCH, Batch, NarrowBatch};
@@ -5,79 +7,42 @@ use super::{BATCH, Batch, NarrowBatch};
 /// Fills `out` with batch number `batch` of the key stream; with `SCALED` every word `w` becomes
 /// `(w * span) >> 32`.
 pub(crate) fn fill<const SCALED: bool>(state: &[u32; 16], batch: u32, span: u32, out: &mut Batch) {
-    for group in 0..BATCH / (16 * LANES) {
-        let first = batch.wrapping_mul(16) + (group * LANES) as u32;
-        let blocks = blocks(state, first);
-        let out = &mut out.0[group * LANES * 16..][..LANES * 16];
-        for (position, lanes) in blocks.iter().enumerate() {
-            for (lane, word) in lanes.iter().enumerate() {
-                out[lane * 16 + position] = if SCALED {
-                    ((u64::from(*word) * u64::from(span)) >> 32) as u32
-                } else {
-                    *word
-                };
-            }
-        }
-    }
+    each_word(state, batch, |at, word| {
+        out.0[at] = if SCALED { scale(word, span) } else { word };
+    });
 }
 
 /// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span of at most
 /// 2^16.
 pub(crate) fn fill_narrow(state: &[u32; 16], batch: u32, span: u32, out: &mut NarrowBatch) {
-    let mut wide = Batch([0; BATCH]);
-    fill::<true>(state, batch, span, &mut wide);
-    for (narrow, wide) in out.0.iter_mut().zip(&wide.0) {
-        *narrow = *wide as u16;
-    }
-    wide.zeroize();
+    each_word(state, batch, |at, word| {
+        out.0[at] = scale(word, span) as u16;
+    });
 }
 
-/// `LANES` blocks side by side, which compilers turn into vector code where there is any.
-fn blocks(state: &[u32; 16], first: u32) -> [[u32; LANES]; 16] {
-    let mut start = state.map(|word| [word; LANES]);
-    for (lane, counter) in start[12].iter_mut().enumerate() {
-        *counter = first.wrapping_add(lane as u32);
+/// The words come from the `chacha20` crate. Its original variant has a 64-bit counter where RFC
+/// 8439 has a 32-bit counter and the nonce's first word: with a zero nonce the streams are the
+/// same, and the last block of the 32-bit one can be had too.
+#[inline(always)]
+fn each_word(state: &[u32; 16], batch: u32, mut word: impl FnMut(usize, u32)) {
+    let mut key = [0; 32];
+    for (bytes, word) in key.as_chunks_mut::<4>().0.iter_mut().zip(&state[4..12]) {
+        *bytes = word.to_le_bytes();
     }
-    let mut x = start;
-    for _ in 0..10 {
-        for [a, b, c, d] in COLUMNS_AND_DIAGONALS {
-            quarter_round(&mut x, a, b, c, d);
-        }
+    let mut stream = ChaCha20Legacy::new(&key.into(), &[0; 8].into());
+    key.zeroize();
+    stream.seek(u64::from(batch) * BATCH_BYTES as u64);
+    let mut bytes = [0; BATCH_BYTES];
+    stream.apply_keystream(&mut bytes);
+    for (at, drawn) in bytes.as_chunks::<4>().0.iter().enumerate() {
+        word(at, u32::from_le_bytes(*drawn));
     }
-    for (word, start) in x.iter_mut().zip(&start) {
-        for (word, start) in word.iter_mut().zip(start) {
-            *word = word.wrapping_add(*start);
-        }
-    }
-    x
+    bytes.zeroize();
 }
 
-fn quarter_round(x: &mut [[u32; LANES]; 16], a: usize, b: usize, c: usize, d: usize) {
-    step(x, a, b, d, 16);
-    step(x, c, d, b, 12);
-    step(x, a, b, d, 8);
-    step(x, c, d, b, 7);
+#[inline(always)]
+fn scale(word: u32, span: u32) -> u32 {
+    ((u64::from(word) * u64::from(span)) >> 32) as u32
 }
 
-fn step(x: &mut [[u32; LANES]; 16], to: usize, from: usize, mix: usize, turn: u32) {
-    let added = x[from];
-    for (word, added) in x[to].iter_mut().zip(added) {
-        *word = word.wrapping_add(added);
-    }
-    let sum = x[to];
-    for (word, sum) in x[mix].iter_mut().zip(sum) {
-        *word = (*word ^ sum).rotate_left(turn);
-    }
-}
-
-const LANES: usize = 4;
-const COLUMNS_AND_DIAGONALS: [[usize; 4]; 8] = [
-    [0, 4, 8, 12],
-    [1, 5, 9, 13],
-    [2, 6, 10, 14],
-    [3, 7, 11, 15],
-    [0, 5, 10, 15],
-    [1, 6, 11, 12],
-    [2, 7, 8, 13],
-    [3, 4, 9, 14],
-];
+const BATCH_BYTES: usize = 4 * BATCH;
