@@ -1,0 +1,6 @@
+#![no_main]
+
+#[path = "../../tests/bodies/mod.rs"]
+mod bodies;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| bodies::json(data));
