@@ -1,4 +1,5 @@
-//! Private keys in files: 32 bytes as 64 hex digits, and Ed25519 keys as PKCS#8 PEM. Mode 600.
+//! Private keys in files of mode 600: 32 bytes, raw or as 64 hex digits, and Ed25519 keys as their
+//! 32-byte seed or as PKCS#8 PEM.
 
 use std::path::{Path, PathBuf};
 
@@ -13,14 +14,14 @@ pub enum KeyFileError {
     /// The file cannot be read, or others can read it.
     #[error("key file")]
     File(#[from] ConfigError),
-    /// Not 64 hex digits.
-    #[error("{}: expected 64 hex digits", path.display())]
+    /// Neither 32 bytes nor 64 hex digits.
+    #[error("{}: expected 32 bytes or 64 hex digits", path.display())]
     Hex {
         /// The file.
         path: PathBuf,
     },
-    /// Not an Ed25519 private key in PKCS#8 PEM.
-    #[error("{}: expected an Ed25519 private key in PKCS#8 PEM", path.display())]
+    /// Neither an Ed25519 seed nor such a key in PKCS#8 PEM.
+    #[error("{}: expected an Ed25519 private key: its 32-byte seed or PKCS#8 PEM", path.display())]
     Ed25519 {
         /// The file.
         path: PathBuf,
@@ -30,6 +31,10 @@ pub enum KeyFileError {
 /// Reads a 32-byte key (a root key, a seed) into `out`, which its owner wipes.
 pub fn read_key(path: &Path, out: &mut [u8; 32]) -> Result<(), KeyFileError> {
     let text = zeroize::Zeroizing::new(read_secret(path)?);
+    if let Ok(raw) = text.as_slice().try_into() {
+        *out = raw;
+        return Ok(());
+    }
     let digits = text.strip_suffix(b"\n").unwrap_or(&text);
     hex::decode_to_slice(digits, out).map_err(|_| KeyFileError::Hex {
         path: path.to_owned(),
@@ -42,6 +47,9 @@ pub fn read_signing_key(path: &Path) -> Result<SigningKey, KeyFileError> {
         path: path.to_owned(),
     };
     let text = zeroize::Zeroizing::new(read_secret(path)?);
+    if let Ok(seed) = text.as_slice().try_into() {
+        return Ok(SigningKey::from_bytes(seed));
+    }
     let pem = std::str::from_utf8(&text).map_err(|_| malformed())?;
     SigningKey::from_pkcs8_pem(pem).map_err(|_| malformed())
 }
@@ -74,6 +82,10 @@ mod tests {
             assert!(read_signing_key(&path).is_err(), "{bad}");
         }
         let key = SigningKey::from_bytes(&[7; 32]);
+        fs::write(&path, [7; 32]).unwrap();
+        assert_eq!(read_signing_key(&path).unwrap(), key);
+        read_key(&path, &mut out).unwrap();
+        assert_eq!(out, [7; 32]);
         write(&key.to_pkcs8_pem(LineEnding::LF).unwrap());
         assert_eq!(read_signing_key(&path).unwrap(), key);
     }

@@ -21,7 +21,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use workload_identity::{Identity, tls_refusal};
 
 pub use deadline::Deadline;
-pub use retry::Retry;
+pub use retry::{Retry, is_transient};
 
 /// What generated clients run over.
 pub type Transport = InterceptedService<Channel, Deadline>;
@@ -137,8 +137,8 @@ impl Client {
         InterceptedService::new(self.channel.clone(), Deadline)
     }
 
-    /// Runs an idempotent call, and again while it answers `UNAVAILABLE`: at most four times,
-    /// with growing, jittered waits in between. A refused certificate is not tried again.
+    /// Runs an idempotent call, and again while the service is away or the connection breaks: at
+    /// most four times, with growing, jittered waits in between. A refused certificate is not tried again.
     ///
     /// A call is idempotent when it only reads or carries a request id.
     pub async fn call<T, F>(&self, attempt: impl FnMut() -> F) -> Result<T, Status>

@@ -50,8 +50,17 @@ impl Retry {
     pub const ATTEMPTS: u32 = 4;
 }
 
-fn is_transient(status: &Status) -> bool {
-    status.code() == Code::Unavailable && tls_refusal(status).is_none()
+/// Whether trying again can help: the service is away, or the connection broke. A refused
+/// certificate stays refused.
+#[must_use]
+pub fn is_transient(status: &Status) -> bool {
+    let away = match status.code() {
+        Code::Unavailable => true,
+        // Only a status that was made on this side has a source: the connection broke.
+        Code::Unknown | Code::Internal => std::error::Error::source(status).is_some(),
+        _ => false,
+    };
+    away && tls_refusal(status).is_none()
 }
 
 const FIRST: Duration = Duration::from_millis(100);

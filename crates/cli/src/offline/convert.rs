@@ -1,0 +1,181 @@
+//! `chancery convert`.
+
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use checkpoint::{Checkpoint, CheckpointError, Root, TensorSource};
+use convert::{Options, Plan, SourceFiles};
+use gguf::{Gguf, GgufError};
+use jlm::{Container, WriterFingerprint};
+use serde::Serialize;
+
+use super::jlm::{RegionView, region_rows, regions};
+use super::spans::ContainerFile;
+use crate::args::ConvertArgs;
+use crate::files::StagedFile;
+use crate::outcome::{Outcome, WrongUse, bytes, table};
+use crate::progress;
+
+/// Runs the command.
+pub fn execute(arguments: &ConvertArgs) -> Result<Outcome> {
+    let options = Options {
+        widen_bf16: arguments.widen_bf16,
+        q8: arguments.q8,
+        fingerprint: fingerprint(arguments.fingerprint.as_deref())?,
+    };
+    if arguments.source.is_dir() {
+        let source = Checkpoint::open(&arguments.source)?;
+        let files = small_files(source.root())?;
+        let source: &dyn TensorSource = &source;
+        let plan = convert::plan(source, &files, &options)?;
+        return produce(arguments, &plan);
+    }
+    if arguments.q8 || arguments.widen_bf16 {
+        let message = "--q8 and --widen-bf16 are for checkpoint folders: a GGUF file's blocks stay";
+        return Err(WrongUse(message.to_owned()).into());
+    }
+    let file = ContainerFile::open(&arguments.source)?;
+    let gguf = read_gguf(&file)?;
+    let plan = convert::plan_gguf(&gguf, &file, &options.fingerprint)?;
+    produce(arguments, &plan)
+}
+
+#[derive(Serialize)]
+struct PlanView {
+    written: Option<String>,
+    bytes: u64,
+    tensors: Vec<TensorView>,
+    regions: Vec<RegionView>,
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct TensorView {
+    role: String,
+    block: i32,
+    dtype: String,
+    dims: Vec<u64>,
+}
+
+fn produce(arguments: &ConvertArgs, plan: &Plan<'_>) -> Result<Outcome> {
+    if !arguments.plan {
+        write(&arguments.output, plan)?;
+    }
+    let container = plan.container();
+    let view = PlanView {
+        written: (!arguments.plan).then(|| arguments.output.display().to_string()),
+        bytes: container.header().file_len(),
+        tensors: tensors(container),
+        regions: regions(container),
+        warnings: plan.warnings().iter().map(ToString::to_string).collect(),
+    };
+    let mut rows = vec![
+        vec![
+            match &view.written {
+                Some(path) => format!("written {path}"),
+                None => "would be written".to_owned(),
+            },
+            bytes(view.bytes),
+        ],
+        vec!["tensors".to_owned(), view.tensors.len().to_string()],
+    ];
+    rows.extend(region_rows(&view.regions));
+    if arguments.plan {
+        rows.extend(view.tensors.iter().map(|tensor| {
+            vec![
+                format!("{} {}", tensor.role, tensor.block),
+                format!("{} {:?}", tensor.dtype, tensor.dims),
+            ]
+        }));
+    }
+    let mut text = table(&rows);
+    for warning in &view.warnings {
+        text.push_str(&format!("warning: {warning}\n"));
+    }
+    Ok(Outcome::new(&view, text))
+}
+
+fn write(output: &Path, plan: &Plan<'_>) -> Result<()> {
+    let container = plan.container();
+    let mut file = StagedFile::create(output)?;
+    let bar = progress::bytes("converting", container.header().file_len());
+    let in_output = || format!("cannot write {}", output.display());
+    file.writer().write_all(plan.meta()).with_context(in_output)?;
+    bar.inc(plan.meta().len() as u64);
+    let mut buffer = Vec::new();
+    for unit in plan.units() {
+        let span = container
+            .unit(unit)
+            .with_context(|| format!("{unit} is planned but not laid out"))?;
+        buffer.resize(span.length as usize, 0);
+        plan.write_unit(unit, &mut buffer)?;
+        file.writer().write_all(&buffer).with_context(in_output)?;
+        bar.inc(span.length);
+    }
+    bar.finish_and_clear();
+    file.finish()
+}
+
+fn tensors(container: &Container) -> Vec<TensorView> {
+    container
+        .tensors()
+        .iter()
+        .map(|entry| TensorView {
+            role: format!("{:?}", entry.key.role),
+            block: entry.key.block,
+            dtype: format!("{:?}", entry.dtype),
+            dims: entry.dims.to_vec(),
+        })
+        .collect()
+}
+
+fn small_files(root: &Root) -> Result<SourceFiles> {
+    Ok(SourceFiles::collect(|name| {
+        if root.has_file(name)? {
+            root.read_file(name, MAX_SMALL_FILE).map(Some)
+        } else {
+            Ok::<_, CheckpointError>(None)
+        }
+    })?)
+}
+
+/// Reads as much of the start as the metadata needs.
+fn read_gguf(file: &ContainerFile) -> Result<Gguf> {
+    let mut length = FIRST_READ;
+    loop {
+        let start = file.start(length)?;
+        match Gguf::decode(&start, file.length()) {
+            Err(GgufError::Malformed(_)) if length < file.length().min(MAX_GGUF_METADATA) => {
+                length *= 4;
+            }
+            decoded => return decoded.with_context(|| file.name().to_owned()),
+        }
+    }
+}
+
+fn fingerprint(text: Option<&str>) -> Result<WriterFingerprint> {
+    let Some(text) = text else {
+        return Ok(WriterFingerprint {
+            host: String::new(),
+            device: "cpu".to_owned(),
+            writer: concat!("chancery ", env!("CARGO_PKG_VERSION")).to_owned(),
+            vram: 0,
+        });
+    };
+    let parts: Vec<&str> = text.split(',').collect();
+    let wrong = || WrongUse("--fingerprint: expected HOST,DEVICE,WRITER,VRAM".to_owned());
+    let [host, device, writer, vram] = parts[..] else {
+        return Err(wrong().into());
+    };
+    Ok(WriterFingerprint {
+        host: host.to_owned(),
+        device: device.to_owned(),
+        writer: writer.to_owned(),
+        vram: vram.trim().parse().map_err(|_| wrong())?,
+    })
+}
+
+const MAX_SMALL_FILE: u64 = 256 << 20;
+const FIRST_READ: u64 = 1 << 20;
+const MAX_GGUF_METADATA: u64 = 1 << 30;
