@@ -227,3 +227,77 @@ fn tiles(lane: &Lane, length: usize) -> Vec<Range<usize>> {
 /// Wide enough that packing the matrix costs little, small enough that a tile of float64 stays far
 /// below the tensor it is cut from.
 const TILE: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use model_key::{Component, ModelKey};
+    use secret::Secret;
+
+    use super::*;
+    use crate::axis::{Axis, Residual, ResidualForm};
+    use crate::lane::Drawer;
+
+    /// Readers and writers over more rows or columns than a tile, beside the plain sums.
+    #[test]
+    fn tiles_join_to_the_whole_product() {
+        let key = ModelKey::new(Secret::fill_with(|bytes| bytes.fill(5)));
+        let drawer = Drawer::new(&key);
+        let side = 24;
+        let axis = Axis::Residual(Residual {
+            component: Component::Model,
+            width: side,
+            form: ResidualForm::Orthogonal,
+        });
+        let mixed = drawer.lane(&axis).unwrap();
+        let long = 2 * TILE + 77;
+        let moved = Lane {
+            index: (0..long as u32).map(|i| (i + 13) % long as u32).collect(),
+            flip: (0..long).map(|i| i % 3 == 0).collect(),
+            ..Lane::default()
+        };
+        let matrix = mixed.mixes[0].matrix.view();
+        for writes in [false, true] {
+            let (rows, columns) = if writes { (side, long) } else { (long, side) };
+            let layout = Layout {
+                element: Element::F32,
+                rows,
+                columns,
+                packed: false,
+            };
+            let value = |r: usize, c: usize| ((r * 37 + c * 11) % 101) as f32 / 50.0 - 1.0;
+            let source: Vec<u8> = (0..rows * columns)
+                .flat_map(|at| value(at / columns, at % columns).to_le_bytes())
+                .collect();
+            let mut out = vec![0; source.len()];
+            let (row_lane, column_lane) = if writes {
+                (&*mixed, &moved)
+            } else {
+                (&moved, &*mixed)
+            };
+            transform(&layout, row_lane, column_lane, None, &source, &mut out);
+            for (at, cell) in out.as_chunks::<4>().0.iter().enumerate() {
+                let (r, c) = (at / columns, at % columns);
+                let sum: f64 = (0..side)
+                    .map(|k| {
+                        let taken = if writes {
+                            value(k, moved.source(c))
+                        } else {
+                            value(moved.source(r), k)
+                        };
+                        f64::from(taken) * matrix[(k, if writes { r } else { c })]
+                    })
+                    .sum();
+                let sign = moved.sign(if writes { c } else { r });
+                let found = f64::from(f32::from_le_bytes(*cell));
+                assert!(
+                    (found - sign * sum).abs() < 1e-6,
+                    "{r}, {c}: {found} for {sum}"
+                );
+            }
+        }
+        assert_eq!(
+            bf16::ONE.to_f64(),
+            widen(Element::Bf16, &bf16::ONE.to_le_bytes())
+        );
+    }
+}

@@ -378,3 +378,98 @@ const FEW: usize = 2;
 const NARROW_ROW: usize = 8 << 10;
 const STRETCH: usize = 128;
 const CHUNK_BYTES: usize = 128 << 10;
+
+#[cfg(test)]
+mod tests {
+    use half::bf16;
+
+    use super::*;
+
+    /// Every row and column rule at once, over widths that take each path.
+    #[test]
+    fn gathers_equal_the_arithmetic_of_the_specification() {
+        for (rows, columns) in [(1, 1), (3, 5), (4, 64), (9, 5000), (6, 5000), (3, 70_000)] {
+            let source = values(rows * columns);
+            let bytes: Vec<u8> = source.iter().flat_map(|v| v.to_le_bytes()).collect();
+            for exponents in [false, true] {
+                for rule in 0..4 {
+                    let row = lane(rows, 3, exponents, rule);
+                    let column = lane(columns, 7, exponents, if rule == 3 { 1 } else { 0 });
+                    let layout = Layout {
+                        element: Element::Bf16,
+                        rows,
+                        columns,
+                        packed: false,
+                    };
+                    let mut out = vec![0; bytes.len()];
+                    gather(&layout, &row, &column, &bytes, &mut out);
+                    for (at, cell) in out.as_chunks::<2>().0.iter().enumerate() {
+                        let expected = one(&source, columns, &row, &column, at);
+                        let found = bf16::from_le_bytes(*cell);
+                        assert_eq!(
+                            found.to_bits(),
+                            expected.to_bits(),
+                            "{rows}x{columns} rule {rule} at {at}: {found} for {expected}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// One output value in float64, rounded to float32 and then to bfloat16.
+    fn one(source: &[bf16], width: usize, row: &Lane, column: &Lane, at: usize) -> bf16 {
+        let (r, c) = (at / width, at % width);
+        let read = |r: usize| source[r * width + column.source(c)].to_f64() * column.sign(c);
+        let mut value = read(row.source(r));
+        if zero_rule(column, c) == Zero::Positive {
+            value += 0.0;
+        }
+        value *= row.sign(r);
+        match zero_rule(row, r) {
+            Zero::Follow => {}
+            Zero::Positive => value += 0.0,
+            Zero::Partner { index, flip } => {
+                let partner = read(index as usize) * 0.0;
+                value += if flip { -partner } else { partner };
+            }
+        }
+        let power = f64::from(row.power(r)) + f64::from(column.power(c));
+        bf16::from_f32((value * power.exp2()) as f32)
+    }
+
+    /// A shifted order with some flips; rule 1 is positive zeros, rule 2 partners, 3 follows.
+    fn lane(length: usize, step: usize, exponents: bool, rule: usize) -> Lane {
+        let n = length as u32;
+        let zero = |i: u32| match rule {
+            1 => Zero::Positive,
+            2 => Zero::Partner {
+                index: (i + 1) % n,
+                flip: i % 3 == 0,
+            },
+            _ => Zero::Follow,
+        };
+        Lane {
+            index: (0..n).map(|i| (i + step as u32) % n).collect(),
+            flip: (0..n).map(|i| i % 5 < 2).collect(),
+            exponent: if exponents {
+                (0..n).map(|i| (i % 5) as i8 - 2).collect()
+            } else {
+                Vec::new()
+            },
+            zeros: (0..n).map(zero).collect(),
+            ..Lane::default()
+        }
+    }
+
+    /// Ordinary values, zeros of both signs and subnormals.
+    fn values(count: usize) -> Vec<bf16> {
+        let bits = (0..count).map(|i| match i % 11 {
+            0 => 0x0000,
+            1 => 0x8000,
+            2 => 0x0001 + (i as u16 & 0x7F),
+            _ => (i as u16).wrapping_mul(40_503) & 0xBFFF,
+        });
+        bits.map(bf16::from_bits).collect()
+    }
+}
