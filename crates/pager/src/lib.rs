@@ -12,6 +12,7 @@
 mod geometry;
 mod pager;
 mod residency;
+mod sealed;
 mod source;
 mod stats;
 mod worker;
@@ -19,6 +20,7 @@ mod worker;
 pub use geometry::{ArrayGeometry, Geometry, GeometryError, PageArray, PageId};
 pub use pager::{PageLease, Pager, PagerError, PagerOptions};
 pub use residency::{Admission, ArrayRules, Full, Policy, Residency};
+pub use sealed::{ContainerUnsealer, KeyRing, UnitKeys};
 pub use source::{
     PageError, PageOpener, PageSource, PlainSource, RangeSource, SealedSource, SourceError,
     UnsealError, Unsealer,

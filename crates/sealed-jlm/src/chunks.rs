@@ -76,6 +76,11 @@ impl Cut {
         Some(cuts)
     }
 
+    /// Bytes of a chunk.
+    pub(crate) const fn chunk_len(&self) -> u64 {
+        self.chunk
+    }
+
     /// Chunks of a piece.
     pub(crate) const fn piece_chunks(&self) -> u64 {
         self.piece_len.div_ceil(self.chunk)
@@ -174,19 +179,19 @@ pub(crate) fn open(
     }
 }
 
-fn cipher(key: &Subkey) -> LessSafeKey {
+pub(crate) fn cipher(key: &Subkey) -> LessSafeKey {
     let key = UnboundKey::new(&AES_256_GCM, key.expose()).expect("a subkey has 32 bytes");
     LessSafeKey::new(key)
 }
 
 /// Four zero bytes and the chunk number. A unit key encrypts one unit of one file once.
-fn nonce(chunk: u64) -> Nonce {
+pub(crate) fn nonce(chunk: u64) -> Nonce {
     let mut bytes = [0; 12];
     bytes[4..].copy_from_slice(&chunk.to_le_bytes());
     Nonce::assume_unique_for_key(bytes)
 }
 
-fn associated(binding: Binding, unit: UnitId, chunk: u64, last: bool) -> [u8; AAD_LEN] {
+pub(crate) fn associated(binding: Binding, unit: UnitId, chunk: u64, last: bool) -> [u8; AAD_LEN] {
     let mut aad = [0; AAD_LEN];
     aad[..32].copy_from_slice(&binding.0);
     aad[32] = unit.region.id();

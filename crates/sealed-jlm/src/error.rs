@@ -67,6 +67,16 @@ pub enum SealedJlmError {
         /// Bytes of the unit.
         needed: u64,
     },
+    /// A part of a page that does not begin and end with a chunk.
+    #[error("{unit}: {len} bytes at {at} of the page are not whole chunks of it")]
+    NotChunks {
+        /// The unit.
+        unit: UnitId,
+        /// Where the part starts in the page.
+        at: u64,
+        /// Bytes of the part.
+        len: u64,
+    },
     /// A unit's key must encrypt once only.
     #[error("{0} was sealed already")]
     SealedTwice(UnitId),

@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use crate::chunks::{self, Binding, ChunkSize, Cut};
 use crate::error::SealedJlmError;
+use crate::page::PageOpener;
 use crate::section::{Section, Trailer};
 use crate::{SEAL_FORMAT, SEALED_VERSION, TAG_LEN};
 
@@ -139,6 +140,23 @@ impl SealedHeader {
         self.open(cut, unit, key, expert.into(), cut.piece_chunks(), bytes)
     }
 
+    /// What opens a page chunk by chunk: that of a text or vision block (`expert` 0), or that of
+    /// expert `expert` of a mixture block.
+    pub fn page_opener(
+        &self,
+        unit: UnitId,
+        expert: u32,
+        key: &Subkey,
+    ) -> Result<PageOpener<'_>, SealedJlmError> {
+        let cut = self.cut(unit)?;
+        let piece = u64::from(expert);
+        if piece >= cut.unit_len / cut.piece_len {
+            return Err(SealedJlmError::NoUnit(unit));
+        }
+        let tags = self.tags(cut, unit, piece, cut.piece_chunks());
+        Ok(PageOpener::new(cut, self.binding, unit, piece, key, tags))
+    }
+
     fn open(
         &self,
         cut: &Cut,
@@ -148,9 +166,14 @@ impl SealedHeader {
         chunks: u64,
         bytes: &mut [u8],
     ) -> Result<(), SealedJlmError> {
-        let first = cut.unit_tag(unit.index) + first_piece * cut.piece_chunks();
-        let tags = &self.tags[first as usize * TAG_LEN..(first + chunks) as usize * TAG_LEN];
+        let tags = self.tags(cut, unit, first_piece, chunks);
         chunks::open(cut, self.binding, unit, key, first_piece, bytes, tags)
+    }
+
+    /// The tags of `chunks` chunks from the start of a piece.
+    fn tags(&self, cut: &Cut, unit: UnitId, first_piece: u64, chunks: u64) -> &[u8] {
+        let first = cut.unit_tag(unit.index) + first_piece * cut.piece_chunks();
+        &self.tags[first as usize * TAG_LEN..(first + chunks) as usize * TAG_LEN]
     }
 
     fn cut(&self, unit: UnitId) -> Result<&Cut, SealedJlmError> {

@@ -10,6 +10,7 @@ mod chunks;
 mod error;
 mod fsck;
 mod header;
+mod page;
 mod seal;
 mod section;
 
@@ -18,6 +19,7 @@ pub use error::SealedJlmError;
 pub use fsck::{Finding, fsck, verify};
 pub use header::SealedHeader;
 pub use jlm::{ReadSpan, Region, UnitId, UnitRange};
+pub use page::PageOpener;
 pub use seal::{SealParameters, Sealer};
 pub use section::{TRAILER_LEN, Trailer};
 

@@ -66,6 +66,67 @@ fn one_expert_opens_alone() {
 }
 
 #[test]
+fn a_page_opens_chunk_by_chunk_in_any_order() {
+    let plain = plain();
+    let sealed = seal_with(&plain, 8192, &key());
+    let header = sealed.header().unwrap();
+    let h = header.container().header();
+    let text = (
+        UnitId::new(Region::Text, 1),
+        0,
+        h.data_off + h.page_size,
+        h.page_size,
+    );
+    let expert = (
+        UnitId::new(Region::Experts, 1),
+        2,
+        h.exp_data_off + 5 * h.exp_page_size,
+        h.exp_page_size,
+    );
+    for (unit, expert, offset, len) in [text, expert] {
+        let subkey = key().subkey(&header.subkey_id(unit)).unwrap();
+        let opener = header.page_opener(unit, expert, &subkey).unwrap();
+        let range = offset as usize..(offset + len) as usize;
+        let mut page = sealed.bytes[range.clone()].to_vec();
+        let parts: Vec<_> = page.chunks_mut(8192).enumerate().collect();
+        for (index, part) in parts.into_iter().rev() {
+            opener.open(index as u64 * 8192, part).unwrap();
+        }
+        assert_eq!(page, plain[range.clone()]);
+
+        let mut page = sealed.bytes[range].to_vec();
+        let mut refused = |at: u64, from: usize, to: usize| {
+            let error = opener.open(at, &mut page[from..to]).unwrap_err();
+            assert!(page[from..to].iter().all(|byte| *byte == 0), "{error}");
+            error
+        };
+        assert!(matches!(
+            refused(4096, 4096, 8192),
+            SealedJlmError::NotChunks { .. }
+        ));
+        assert!(matches!(
+            refused(0, 0, 4096),
+            SealedJlmError::NotChunks { .. }
+        ));
+        assert!(matches!(
+            refused(8192 << 20, 0, 8192),
+            SealedJlmError::NotChunks { .. }
+        ));
+        assert!(matches!(
+            refused(8192, 0, 8192),
+            SealedJlmError::Tag { .. } | SealedJlmError::NotChunks { .. }
+        ));
+    }
+    let unit = UnitId::new(Region::Text, 0);
+    let subkey = key().subkey(&header.subkey_id(unit)).unwrap();
+    assert!(header.page_opener(unit, 1, &subkey).is_err());
+    let beyond = UnitId::new(Region::Experts, 2);
+    assert!(header.page_opener(beyond, 0, &subkey).is_err());
+    let unit = UnitId::new(Region::Experts, 0);
+    assert!(header.page_opener(unit, 3, &subkey).is_err());
+}
+
+#[test]
 fn a_reader_of_plain_containers_refuses_a_sealed_one_by_its_version() {
     let sealed = seal(&plain());
     let error = Container::decode(&sealed.bytes, sealed.bytes.len() as u64).unwrap_err();
