@@ -228,6 +228,9 @@ mod tests {
         let second = sample(Fault::Internal);
         assert!(first.message().starts_with("internal error, incident "));
         assert_ne!(first.message(), second.message());
-        assert_eq!(sample(Fault::Unavailable).message(), "the key cannot be read");
+        assert_eq!(
+            sample(Fault::Unavailable).message(),
+            "the key cannot be read"
+        );
     }
 }

@@ -102,9 +102,9 @@ pub fn sentence(field: &'static str, text: &str) -> Result<String, InvalidField>
 
 /// Exactly `N` bytes.
 pub fn bytes<const N: usize>(field: &'static str, value: &[u8]) -> Result<[u8; N], InvalidField> {
-    value.try_into().map_err(|_| {
-        InvalidField::new(field, format!("expected {N} bytes, found {}", value.len()))
-    })
+    value
+        .try_into()
+        .map_err(|_| InvalidField::new(field, format!("expected {N} bytes, found {}", value.len())))
 }
 
 /// Exactly `N` bytes, or nothing when empty.

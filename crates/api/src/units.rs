@@ -35,10 +35,13 @@ impl UnitRange {
         if ranges.len() > Self::MAX {
             return Err(InvalidField::new("units", "more than 256 ranges"));
         }
-        let ranges: Vec<Self> = ranges.iter().map(Self::from_proto).collect::<Result<_, _>>()?;
-        let total = ranges
+        let ranges: Vec<Self> = ranges
             .iter()
-            .try_fold(0u64, |total, range| total.checked_add(range.end - range.start));
+            .map(Self::from_proto)
+            .collect::<Result<_, _>>()?;
+        let total = ranges.iter().try_fold(0u64, |total, range| {
+            total.checked_add(range.end - range.start)
+        });
         match total {
             Some(total) if total <= Self::MAX_UNITS => Ok(ranges),
             _ => Err(InvalidField::new("units", "more than 1048576 units")),
@@ -70,7 +73,12 @@ mod tests {
         let range = |region, start, end| v1::UnitRange { region, start, end };
         let good = UnitRange::from_proto(&range(4, 0, 8)).unwrap();
         assert_eq!(good.to_proto(), range(4, 0, 8));
-        for bad in [range(0, 0, 1), range(7, 0, 1), range(300, 0, 1), range(1, 2, 2)] {
+        for bad in [
+            range(0, 0, 1),
+            range(7, 0, 1),
+            range(300, 0, 1),
+            range(1, 2, 2),
+        ] {
             assert!(UnitRange::from_proto(&bad).is_err(), "{bad:?}");
         }
         let too_many = vec![range(1, 0, 1); 257];

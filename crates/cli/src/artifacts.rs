@@ -48,7 +48,10 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
             let view = RevocationView {
                 epoch: answer.epoch,
             };
-            Ok(Outcome::new(&view, format!("revoked, epoch {}", view.epoch)))
+            Ok(Outcome::new(
+                &view,
+                format!("revoked, epoch {}", view.epoch),
+            ))
         }
     }
 }
@@ -147,8 +150,9 @@ async fn show(context: &Context, which: String) -> Result<Outcome> {
         .await?
         .into_inner();
     let trust = custody::Trust::try_from(&context.trusted()?)?;
-    let verified = registry_domain::VerifiedManifest::verify(&artifact.manifest_envelope, &trust.signers)
-        .context("the artifact's manifest does not verify")?;
+    let verified =
+        registry_domain::VerifiedManifest::verify(&artifact.manifest_envelope, &trust.signers)
+            .context("the artifact's manifest does not verify")?;
     let manifest = verified.manifest().clone();
     let mut rows = vec![
         vec!["model".to_owned(), artifact.model.clone()],

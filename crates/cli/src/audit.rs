@@ -79,8 +79,8 @@ impl Log {
         };
         extends(&tree)?;
         for (index, entry) in self.entries.iter().enumerate() {
-            let verified = Receipt::verify(entry, &trust.signers)
-                .with_context(|| format!("entry {index}"))?;
+            let verified =
+                Receipt::verify(entry, &trust.signers).with_context(|| format!("entry {index}"))?;
             let receipt = verified.receipt();
             if let Some(first) = seen.insert(receipt.id, index) {
                 bail!("entry {index}: its receipt is entry {first} too");
@@ -134,7 +134,10 @@ impl Log {
                 checkpoint: self.checkpoint.clone(),
             };
             fs::write(receipts.join(format!("{index}.json")), entry)?;
-            fs::write(receipts.join(format!("{index}.tlog-proof")), proof.to_string())?;
+            fs::write(
+                receipts.join(format!("{index}.tlog-proof")),
+                proof.to_string(),
+            )?;
         }
         Ok(())
     }
@@ -232,7 +235,8 @@ mod tests {
     impl World {
         fn new() -> Self {
             let receipts = SigningKey::from_bytes(&[1; 32]);
-            let log = NoteSigner::new("chancery.test/log", SigningKey::from_bytes(&[2; 32])).unwrap();
+            let log =
+                NoteSigner::new("chancery.test/log", SigningKey::from_bytes(&[2; 32])).unwrap();
             let trust = TrustFile {
                 log: log.verifier().to_string(),
                 signers: vec![Signer {
@@ -289,7 +293,10 @@ mod tests {
         let folder = dir.path().join("export");
         world.log(entries).export(&folder, &world.trust).unwrap();
         let audit = verify_folder(&folder, None, Some(&earlier)).unwrap();
-        assert_eq!((audit.entries, audit.proofs, audit.extends), (5, 5, Some(3)));
+        assert_eq!(
+            (audit.entries, audit.proofs, audit.extends),
+            (5, 5, Some(3))
+        );
         assert_eq!(audit.events["key-created"], 5);
         assert!(world.log(Vec::new()).export(&folder, &world.trust).is_err());
     }
@@ -300,7 +307,10 @@ mod tests {
         let entries: Vec<_> = (0..4).map(|number| world.entry(number)).collect();
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join("export");
-        world.log(entries.clone()).export(&folder, &world.trust).unwrap();
+        world
+            .log(entries.clone())
+            .export(&folder, &world.trust)
+            .unwrap();
         let first = folder.join("receipts/0.json");
         fs::write(&first, &entries[1]).unwrap();
         assert!(verify_folder(&folder, None, None).is_err());

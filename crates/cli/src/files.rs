@@ -114,7 +114,9 @@ impl StagedFile {
 
     /// Where its bytes go.
     pub fn writer(&mut self) -> &mut BufWriter<File> {
-        self.file.as_mut().expect("the file is open until it is finished")
+        self.file
+            .as_mut()
+            .expect("the file is open until it is finished")
     }
 
     /// Makes it durable and gives it its name.

@@ -212,7 +212,14 @@ async fn list(client: &Client) -> Result<Outcome> {
             break;
         }
     }
-    let mut rows = vec![heading(&["NAME", "FINGERPRINT", "STATE", "ORIGIN", "CREATED", "ID"])];
+    let mut rows = vec![heading(&[
+        "NAME",
+        "FINGERPRINT",
+        "STATE",
+        "ORIGIN",
+        "CREATED",
+        "ID",
+    ])];
     rows.extend(views.iter().map(|key| {
         vec![
             key.name.clone(),
@@ -254,7 +261,10 @@ fn inspect(file: &Path, passphrase: &PassphraseArgs) -> Result<Outcome> {
         true => "it is the key's",
         false => "as recorded: give --passphrase-file to check it",
     };
-    let text = format!("{} key file\nfingerprint {} ({checked})", view.kind, view.fingerprint);
+    let text = format!(
+        "{} key file\nfingerprint {} ({checked})",
+        view.kind, view.fingerprint
+    );
     Ok(Outcome::new(&view, text))
 }
 

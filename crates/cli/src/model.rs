@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
-use api::v1::{
-    ListModelsRequest, LoadModelRequest, LoadedModel, ModelState, UnloadModelRequest,
-};
+use api::v1::{ListModelsRequest, LoadModelRequest, LoadedModel, ModelState, UnloadModelRequest};
 use serde::Serialize;
 
 use crate::args::ModelCommand;
@@ -60,7 +58,13 @@ pub async fn execute(state: &Path, command: ModelCommand) -> Result<Outcome> {
                 .into_inner()
                 .models;
             let views: Vec<ModelView> = models.into_iter().map(ModelView::of).collect();
-            let mut rows = vec![heading(&["MODEL", "STATE", "ARCHITECTURE", "BUDGET", "RESIDENT"])];
+            let mut rows = vec![heading(&[
+                "MODEL",
+                "STATE",
+                "ARCHITECTURE",
+                "BUDGET",
+                "RESIDENT",
+            ])];
             rows.extend(views.iter().map(|model| {
                 vec![
                     model.model.clone(),
@@ -143,7 +147,10 @@ impl ModelView {
             ],
             vec!["budget".to_owned(), bytes(self.budget_bytes)],
             vec!["always resident".to_owned(), bytes(self.dense_bytes)],
-            vec!["capability until".to_owned(), time(self.capability_expires_at)],
+            vec![
+                "capability until".to_owned(),
+                time(self.capability_expires_at),
+            ],
         ];
         if !self.message.is_empty() {
             rows.push(vec!["message".to_owned(), self.message.clone()]);

@@ -190,7 +190,10 @@ mod tests {
 
     #[test]
     fn tables_are_aligned_and_sizes_short() {
-        let rows = vec![heading(&["name", "state"]), heading(&["tiny-qwen3", "ready"])];
+        let rows = vec![
+            heading(&["name", "state"]),
+            heading(&["tiny-qwen3", "ready"]),
+        ];
         assert_eq!(table(&rows), "name        state\ntiny-qwen3  ready\n");
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(1536), "1.5 KiB");

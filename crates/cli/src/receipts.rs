@@ -139,7 +139,9 @@ async fn list(context: &Context, mut filter: ListReceiptsRequest) -> Result<Outc
         }
         filter.from_index = page.next_index;
     }
-    let mut rows = vec![heading(&["INDEX", "TIME", "EVENT", "OF", "ACTOR", "REASON"])];
+    let mut rows = vec![heading(&[
+        "INDEX", "TIME", "EVENT", "OF", "ACTOR", "REASON",
+    ])];
     rows.extend(views.iter().map(|view| {
         vec![
             view.index.to_string(),
@@ -259,6 +261,9 @@ fn audit_text(audit: &Audit) -> String {
             .iter()
             .map(|(event, count)| vec![(*event).to_owned(), count.to_string()]),
     );
-    rows.push(vec!["verified".to_owned(), "every signature and the whole tree".to_owned()]);
+    rows.push(vec![
+        "verified".to_owned(),
+        "every signature and the whole tree".to_owned(),
+    ]);
     table(&rows)
 }

@@ -5,9 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use api::v1::generate_request::Input;
-use api::v1::{
-    ChatMessage, ChatMessages, Finish, FinishReason, GenerateRequest, TokenIds,
-};
+use api::v1::{ChatMessage, ChatMessages, Finish, FinishReason, GenerateRequest, TokenIds};
 use serde::Serialize;
 
 use crate::args::RunArgs;

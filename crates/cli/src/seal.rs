@@ -306,7 +306,10 @@ impl JobView {
             rows.push(vec![artifact.kind.to_owned(), artifact.digest.clone()]);
         }
         for file in self.files.iter().filter(|file| file.fate == "left out") {
-            rows.push(vec!["left out".to_owned(), format!("{}: {}", file.path, file.why)]);
+            rows.push(vec![
+                "left out".to_owned(),
+                format!("{}: {}", file.path, file.why),
+            ]);
         }
         table(&rows)
     }

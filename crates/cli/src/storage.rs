@@ -32,11 +32,7 @@ pub async fn execute(state: &Path, command: StorageCommand) -> Result<Outcome> {
     let request = ScrubRequest {
         digest: digest.unwrap_or_default(),
     };
-    let mut reports = client
-        .storage_service()
-        .scrub(request)
-        .await?
-        .into_inner();
+    let mut reports = client.storage_service().scrub(request).await?.into_inner();
     let mut view = ScrubView {
         blobs: 0,
         bytes: 0,

@@ -75,17 +75,51 @@ fn a_folder_is_sealed_verified_and_unlocked() {
     let folder = Folder::new();
     let (key, sealed, open) = (folder.key(), folder.path("sealed"), folder.path("open"));
     let report = json(&[
-        "checkpoint", "seal", MODEL, "-o", text(&sealed), "--key", text(&key), "--transform",
-        "perm", "--lock", "v2", "--json",
+        "checkpoint",
+        "seal",
+        MODEL,
+        "-o",
+        text(&sealed),
+        "--key",
+        text(&key),
+        "--transform",
+        "perm",
+        "--lock",
+        "v2",
+        "--json",
     ]);
     let aggregate = json(&["identity", "manifest", MODEL, "--json"])["aggregate_sha256"].clone();
     assert_eq!(report["source_aggregate"], aggregate);
     let shown = json(&["checkpoint", "show", text(&sealed), "--json"]);
     assert_eq!(shown["lock"], "v2");
     assert_eq!(shown["fingerprint"], report["fingerprint"]);
-    done(&["checkpoint", "verify", text(&sealed), "--base", MODEL, "--key", text(&key)]);
-    done(&["checkpoint", "unlock", text(&sealed), "-o", text(&open), "--key", text(&key)]);
-    done(&["checkpoint", "verify", text(&open), "--base", MODEL, "--key", text(&key)]);
+    done(&[
+        "checkpoint",
+        "verify",
+        text(&sealed),
+        "--base",
+        MODEL,
+        "--key",
+        text(&key),
+    ]);
+    done(&[
+        "checkpoint",
+        "unlock",
+        text(&sealed),
+        "-o",
+        text(&open),
+        "--key",
+        text(&key),
+    ]);
+    done(&[
+        "checkpoint",
+        "verify",
+        text(&open),
+        "--base",
+        MODEL,
+        "--key",
+        text(&key),
+    ]);
 
     done(&["checkpoint", "check", text(&sealed), "--write"]);
     done(&["checkpoint", "check", text(&sealed)]);
@@ -96,7 +130,15 @@ fn a_folder_is_sealed_verified_and_unlocked() {
     let listed = json(&["blob", "list", text(&blob), "--key", text(&key), "--json"]);
     assert!(!listed["files"].as_array().unwrap().is_empty());
     let private = folder.path("private");
-    done(&["blob", "extract", text(&blob), "-o", text(&private), "--key", text(&key)]);
+    done(&[
+        "blob",
+        "extract",
+        text(&blob),
+        "-o",
+        text(&private),
+        "--key",
+        text(&key),
+    ]);
     assert!(private.join("tokenizer.json").is_file());
 }
 
@@ -105,19 +147,53 @@ fn another_key_is_refused_and_nothing_is_left_behind() {
     let folder = Folder::new();
     let (key, sealed) = (folder.key(), folder.path("sealed"));
     done(&[
-        "checkpoint", "seal", MODEL, "-o", text(&sealed), "--key", text(&key), "--transform",
-        "perm", "--lock", "v2",
+        "checkpoint",
+        "seal",
+        MODEL,
+        "-o",
+        text(&sealed),
+        "--key",
+        text(&key),
+        "--transform",
+        "perm",
+        "--lock",
+        "v2",
     ]);
     let other = folder.path("other.key");
     done(&["keys", "generate", "-o", text(&other)]);
     let before = folder.names();
     let open = folder.path("open");
-    refused(&["checkpoint", "unlock", text(&sealed), "-o", text(&open), "--key", text(&other)]);
-    let blob = sealed.join("trusted.kllm");
-    refused(&["blob", "extract", text(&blob), "-o", text(&open), "--key", text(&other)]);
     refused(&[
-        "checkpoint", "seal", text(&sealed), "-o", text(&open), "--key", text(&key),
-        "--transform", "perm", "--lock", "none",
+        "checkpoint",
+        "unlock",
+        text(&sealed),
+        "-o",
+        text(&open),
+        "--key",
+        text(&other),
+    ]);
+    let blob = sealed.join("trusted.kllm");
+    refused(&[
+        "blob",
+        "extract",
+        text(&blob),
+        "-o",
+        text(&open),
+        "--key",
+        text(&other),
+    ]);
+    refused(&[
+        "checkpoint",
+        "seal",
+        text(&sealed),
+        "-o",
+        text(&open),
+        "--key",
+        text(&key),
+        "--transform",
+        "perm",
+        "--lock",
+        "none",
     ]);
     assert_eq!(folder.names(), before);
 }
@@ -134,12 +210,35 @@ fn a_container_is_converted_sealed_and_opened() {
     assert!(refused(&["convert", MODEL, text(&plain)]).contains("exists already"));
 
     let (sealed, open) = (folder.path("sealed.jlm"), folder.path("open.jlm"));
-    done(&["jlm", "seal", text(&plain), "-o", text(&sealed), "--key", text(&key)]);
+    done(&[
+        "jlm",
+        "seal",
+        text(&plain),
+        "-o",
+        text(&sealed),
+        "--key",
+        text(&key),
+    ]);
     done(&["jlm", "info", text(&sealed)]);
-    let verified = json(&["jlm", "verify", text(&sealed), "--key", text(&key), "--json"]);
+    let verified = json(&[
+        "jlm",
+        "verify",
+        text(&sealed),
+        "--key",
+        text(&key),
+        "--json",
+    ]);
     assert_eq!(verified["sealed"], true);
     assert!(verified["units_opened"].as_u64().unwrap() > 2);
-    done(&["jlm", "open", text(&sealed), "-o", text(&open), "--key", text(&key)]);
+    done(&[
+        "jlm",
+        "open",
+        text(&sealed),
+        "-o",
+        text(&open),
+        "--key",
+        text(&key),
+    ]);
     assert_eq!(fs::read(&open).unwrap(), fs::read(&plain).unwrap());
     done(&["jlm", "verify", text(&open)]);
     let dump = json(&["jlm", "dump", text(&open), "--json"]);
@@ -152,7 +251,15 @@ fn a_container_is_converted_sealed_and_opened() {
     fs::write(&damaged, bytes).unwrap();
     refused(&["jlm", "verify", text(&damaged), "--key", text(&key)]);
     let nothing = folder.path("nothing.jlm");
-    refused(&["jlm", "open", text(&damaged), "-o", text(&nothing), "--key", text(&key)]);
+    refused(&[
+        "jlm",
+        "open",
+        text(&damaged),
+        "-o",
+        text(&nothing),
+        "--key",
+        text(&key),
+    ]);
     refused(&["jlm", "dump", text(&sealed)]);
     assert!(!folder.names().iter().any(|name| name.contains("nothing")));
 }
@@ -163,14 +270,32 @@ fn a_sealed_key_file_needs_its_passphrase() {
     let (key, right, wrong) = (folder.path("k"), folder.path("right"), folder.path("wrong"));
     fs::write(&right, "a passphrase of some length\n").unwrap();
     fs::write(&wrong, "another passphrase of some length\n").unwrap();
-    done(&["keys", "generate", "-o", text(&key), "--passphrase-file", text(&right)]);
+    done(&[
+        "keys",
+        "generate",
+        "-o",
+        text(&key),
+        "--passphrase-file",
+        text(&right),
+    ]);
     let inspected = json(&["keys", "inspect", text(&key), "--json"]);
     assert_eq!(inspected["kind"], "sealed");
     let opened = json(&[
-        "keys", "inspect", text(&key), "--passphrase-file", text(&right), "--json",
+        "keys",
+        "inspect",
+        text(&key),
+        "--passphrase-file",
+        text(&right),
+        "--json",
     ]);
     assert_eq!(opened["fingerprint"], inspected["fingerprint"]);
-    refused(&["keys", "inspect", text(&key), "--passphrase-file", text(&wrong)]);
+    refused(&[
+        "keys",
+        "inspect",
+        text(&key),
+        "--passphrase-file",
+        text(&wrong),
+    ]);
     assert!(refused(&["keys", "generate", "-o", text(&key)]).contains("cannot write"));
 }
 

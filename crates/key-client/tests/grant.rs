@@ -14,7 +14,9 @@ use key_client::{
     subkey_from_proto, unit_ids,
 };
 use key_wrap::{Purpose, seal_subkeys};
-use model_key::{Component, Label, LockVersion, ModelKey, Subkey, SubkeyId, SubkeySource, TensorId};
+use model_key::{
+    Component, Label, LockVersion, ModelKey, Subkey, SubkeyId, SubkeySource, TensorId,
+};
 use secret::Secret;
 use service_runtime::{
     CancellationToken, Clock, Identity, Randomness, Running, Server, ServerSettings, SystemClock,
@@ -41,7 +43,10 @@ type Answers = Pin<Box<dyn Stream<Item = Result<v1::DeriveSubkeysResponse, Statu
 
 impl Keys {
     fn seal(&self, recipient: &[u8], purpose: Purpose, ids: &[SubkeyId]) -> v1::HpkeSealed {
-        let subkeys: Vec<Subkey> = ids.iter().map(|id| self.model.subkey(id).unwrap()).collect();
+        let subkeys: Vec<Subkey> = ids
+            .iter()
+            .map(|id| self.model.subkey(id).unwrap())
+            .collect();
         let randomness: &dyn Randomness = &SystemRandomness;
         let recipient = recipient.try_into().unwrap();
         let sealed =
@@ -204,10 +209,7 @@ impl World {
         }
     }
 
-    async fn fetch(
-        &self,
-        ids: Vec<SubkeyId>,
-    ) -> Result<model_key::GrantedSubkeys, KeyClientError> {
+    async fn fetch(&self, ids: Vec<SubkeyId>) -> Result<model_key::GrantedSubkeys, KeyClientError> {
         let grant = SealGrant {
             id: self.keys.grant,
             fence: 1,
@@ -244,7 +246,10 @@ async fn a_hundred_thousand_subkeys_come_in_batches_and_are_those_of_the_key() {
     let seconds = started.elapsed().as_secs_f64();
     assert_eq!(granted.len(), ids.len());
     for id in ids.iter().step_by(9973) {
-        let (given, own) = (granted.subkey(id).unwrap(), world.keys.model.subkey(id).unwrap());
+        let (given, own) = (
+            granted.subkey(id).unwrap(),
+            world.keys.model.subkey(id).unwrap(),
+        );
         assert!(given == own);
     }
     // Bounded far above the goal of 2 seconds: this is no benchmark, and machines are shared.
@@ -257,7 +262,13 @@ async fn an_answer_of_another_length_is_refused() {
     let world = World::start(Role::Sealer, true).await;
     let error = world.fetch(lock_ids(10)).await.unwrap_err();
     assert!(
-        matches!(error, KeyClientError::Count { expected: 10, found: 9 }),
+        matches!(
+            error,
+            KeyClientError::Count {
+                expected: 10,
+                found: 9
+            }
+        ),
         "{error}"
     );
 }

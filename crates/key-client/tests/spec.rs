@@ -82,9 +82,8 @@ fn label() -> impl Strategy<Value = Label> {
     prop_oneof![
         path().prop_map(Label::Permutation),
         path().prop_map(Label::Stream),
-        (version, "[a-z.]{1,20}x(/[a-z]{1,9})?").prop_map(|(version, name)| {
-            Label::Lock(version, TensorId::new(&name).unwrap())
-        }),
+        (version, "[a-z.]{1,20}x(/[a-z]{1,9})?")
+            .prop_map(|(version, name)| { Label::Lock(version, TensorId::new(&name).unwrap()) }),
         Just(Label::TrustedBlob([1; 16])),
         (1..=6u8, any::<u64>()).prop_map(|(region, unit)| Label::ContainerUnit {
             salt: [2; 16],
@@ -123,19 +122,27 @@ proptest! {
 
 /// Messages with small numbers, so that some of them are alike and some malformed.
 fn any_message() -> impl Strategy<Value = v1::SubkeySpec> {
-    let path = (0..3i32, 0..3u32, 0..6i32, 0..2u32, prop::collection::vec((0..8i32, 0..2u64), 0..2))
-        .prop_map(|(scope, scope_index, site, site_index, parts)| v1::LabelPath {
-            site: Some(v1::label_path::Site::Scoped(v1::ScopedSite {
-                scope,
-                scope_index,
-                site,
-                site_index,
-            })),
-            parts: parts
-                .into_iter()
-                .map(|(kind, index)| v1::LabelPart { kind, index })
-                .collect(),
-        });
+    let path = (
+        0..3i32,
+        0..3u32,
+        0..6i32,
+        0..2u32,
+        prop::collection::vec((0..8i32, 0..2u64), 0..2),
+    )
+        .prop_map(
+            |(scope, scope_index, site, site_index, parts)| v1::LabelPath {
+                site: Some(v1::label_path::Site::Scoped(v1::ScopedSite {
+                    scope,
+                    scope_index,
+                    site,
+                    site_index,
+                })),
+                parts: parts
+                    .into_iter()
+                    .map(|(kind, index)| v1::LabelPart { kind, index })
+                    .collect(),
+            },
+        );
     (0..3i32, path).prop_map(|(component, path)| v1::SubkeySpec {
         component,
         r#use: Some(v1::subkey_spec::Use::Stream(path)),
@@ -194,8 +201,10 @@ fn a_hundred_thousand_labels_take_no_time_to_convert() {
         component: Component::Model,
         label: Label::Lock(
             LockVersion::V2,
-            TensorId::new(&format!("model.layers.{unit}.mlp.experts.{unit}.down_proj.weight"))
-                .unwrap(),
+            TensorId::new(&format!(
+                "model.layers.{unit}.mlp.experts.{unit}.down_proj.weight"
+            ))
+            .unwrap(),
         ),
     });
     let messages: Vec<v1::SubkeySpec> = ids.map(|id| subkey_to_proto(&id)).collect();

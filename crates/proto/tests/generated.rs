@@ -15,8 +15,8 @@ fn the_committed_code_is_up_to_date() {
     let fresh = tempfile::tempdir().unwrap();
     generate(fresh.path());
     for file in FILES {
-        let same = fs::read(fresh.path().join(file)).unwrap()
-            == fs::read(committed.join(file)).unwrap();
+        let same =
+            fs::read(fresh.path().join(file)).unwrap() == fs::read(committed.join(file)).unwrap();
         assert!(
             same,
             "{file} differs from proto/: run this test with CHANCERY_REGENERATE=1"
@@ -63,10 +63,11 @@ fn prost_encode(set: &prost_types::FileDescriptorSet) -> Vec<u8> {
 fn proto_files(root: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(root.join("chancery/v1"))
         .unwrap()
-        .map(|entry| {
-            Path::new("chancery/v1").join(entry.unwrap().file_name())
+        .map(|entry| Path::new("chancery/v1").join(entry.unwrap().file_name()))
+        .filter(|path| {
+            path.extension()
+                .is_some_and(|extension| extension == "proto")
         })
-        .filter(|path| path.extension().is_some_and(|extension| extension == "proto"))
         .collect();
     files.sort();
     files

@@ -265,8 +265,9 @@ mod tests {
 
     #[test]
     fn an_unknown_key_is_refused_by_name_without_showing_the_file() {
-        let error = parse(&GOOD.replace("[database]\n", "[database]\npassword = \"marker-secret\"\n"))
-            .unwrap_err();
+        let error =
+            parse(&GOOD.replace("[database]\n", "[database]\npassword = \"marker-secret\"\n"))
+                .unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains("password"), "{source}");
         assert!(!source.contains("marker-secret"), "{source}");

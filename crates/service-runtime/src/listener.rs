@@ -86,7 +86,9 @@ impl Accepting {
     ) -> io::Result<PeerStream> {
         tcp.set_nodelay(true)?;
         let identity = &self.rules.identity;
-        let tls = TlsAcceptor::from(identity.server_config()).accept(tcp).await?;
+        let tls = TlsAcceptor::from(identity.server_config())
+            .accept(tcp)
+            .await?;
         let leaf = tls
             .get_ref()
             .1
@@ -185,18 +187,12 @@ impl AsyncWrite for PeerStream {
         Pin::new(&mut self.tls).poll_write(context, bytes)
     }
 
-    fn poll_flush(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.check(context)?;
         Pin::new(&mut self.tls).poll_flush(context)
     }
 
-    fn poll_shutdown(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<io::Result<()>> {
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.tls).poll_shutdown(context)
     }
 }

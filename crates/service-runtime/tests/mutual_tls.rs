@@ -64,10 +64,7 @@ impl StorageService for Echo {
         }))
     }
 
-    async fn scrub(
-        &self,
-        _: Request<ScrubRequest>,
-    ) -> Result<Response<Self::ScrubStream>, Status> {
+    async fn scrub(&self, _: Request<ScrubRequest>) -> Result<Response<Self::ScrubStream>, Status> {
         Ok(Response::new(Box::pin(stream::empty())))
     }
 }
@@ -135,7 +132,10 @@ async fn a_peer_of_the_right_role_is_known_by_its_id_and_counted() {
     let id = stat(&sealer).await.unwrap();
     assert_eq!(id, "spiffe://chancery.test/sealer/one");
     let health = admin(&running, "/health").await;
-    assert!(health.starts_with("HTTP/1.1 200") && health.contains("\"SERVING\""), "{health}");
+    assert!(
+        health.starts_with("HTTP/1.1 200") && health.contains("\"SERVING\""),
+        "{health}"
+    );
     let metrics = admin(&running, "/metrics").await;
     let line = "chancery_rpc_total{code=\"OK\",method=\"/chancery.v1.StorageService/StatBlob\"} 1";
     assert!(metrics.contains(line), "{metrics}");
@@ -158,15 +158,25 @@ async fn a_peer_of_another_role_is_refused_with_a_reason() {
 async fn certificates_that_prove_nothing_are_refused_and_it_is_said_why() {
     let (world, shutdown) = (World::new(), CancellationToken::new());
     let running = world.server(ServerSettings::loopback(), &shutdown).await;
-    let stranger = dev_ca::create(&world.dir.path().join("other"), DOMAIN, now()).unwrap();
-    let mut unknown = stranger.write(Role::Sealer, "one", now(), HOUR).unwrap();
-    unknown.ca = world.ca.certificate();
+    // One CA under another name, one under the trusted one's.
+    let stranger = |dir: &str, domain: &str| {
+        let ca = dev_ca::create(&world.dir.path().join(dir), domain, now()).unwrap();
+        let uri = vec![rcgen_uri("spiffe://chancery.test/sealer/one")];
+        let issued = ca.issue_names(uri, now(), HOUR).unwrap();
+        let mut files = ca.write_issued("sealer", &issued).unwrap();
+        files.ca = world.ca.certificate();
+        files.trust_domain = DOMAIN.to_owned();
+        files
+    };
+    let unknown = stranger("unknown", "elsewhere.test");
+    let namesake = stranger("namesake", DOMAIN);
     let expired = world
         .ca
         .write(Role::Sealer, "late", now() - 7200, HOUR)
         .unwrap();
     for (files, why) in [
         (unknown, "its issuer is not trusted"),
+        (namesake, "its issuer did not sign it"),
         (expired, "it has expired"),
     ] {
         let status = stat(&client(&running, files)).await.unwrap_err();
@@ -342,7 +352,10 @@ async fn drain(length: u64, drain_seconds: u64) -> (u64, Option<Status>) {
     shutdown.cancel();
     tokio::time::sleep(Duration::from_millis(50)).await;
     let health = admin(&running, "/health").await;
-    assert!(health.starts_with("HTTP/1.1 503") && health.contains("draining"), "{health}");
+    assert!(
+        health.starts_with("HTTP/1.1 503") && health.contains("draining"),
+        "{health}"
+    );
     let mut received = 1;
     let error = loop {
         match answers.message().await {

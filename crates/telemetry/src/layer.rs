@@ -61,7 +61,11 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let path = request.uri().path();
-        let method = if (self.layer.known)(path) { path } else { "other" };
+        let method = if (self.layer.known)(path) {
+            path
+        } else {
+            "other"
+        };
         let measured = InFlight::start(self.layer.metrics.clone(), method);
         let answer = self.inner.call(request);
         Box::pin(async move {

@@ -41,8 +41,8 @@ impl Metrics {
             &["method"],
         )
         .expect("the name and the labels are valid");
-        let connections = IntGauge::new("chancery_connections", "Open connections.")
-            .expect("the name is valid");
+        let connections =
+            IntGauge::new("chancery_connections", "Open connections.").expect("the name is valid");
         let metrics = Self(Arc::new(Inner {
             registry: Registry::new(),
             rpcs,

@@ -92,7 +92,8 @@ pub fn tls_refusal(error: &(dyn std::error::Error + 'static)) -> Option<TlsRefus
             let io = current.downcast_ref::<std::io::Error>()?;
             io.get_ref()?.downcast_ref::<Error>()
         });
-        if let Some(refusal) = tls.and_then(refusal_of) {
+        let told = || refusal_told(current.downcast_ref::<std::io::Error>()?);
+        if let Some(refusal) = tls.and_then(refusal_of).or_else(told) {
             return Some(refusal);
         }
         next = current.source();
@@ -102,21 +103,7 @@ pub fn tls_refusal(error: &(dyn std::error::Error + 'static)) -> Option<TlsRefus
 
 fn refusal_of(error: &Error) -> Option<TlsRefusal> {
     match error {
-        Error::AlertReceived(alert) => {
-            let why = match alert {
-                AlertDescription::CertificateExpired => "it has expired",
-                AlertDescription::UnknownCA => "its issuer is not trusted",
-                AlertDescription::CertificateRevoked => "it is revoked",
-                AlertDescription::CertificateRequired => "none was sent",
-                AlertDescription::BadCertificate
-                | AlertDescription::CertificateUnknown
-                | AlertDescription::UnsupportedCertificate
-                | AlertDescription::AccessDenied => "it is not that of a workload of the domain",
-                AlertDescription::DecryptError => "its signature is wrong",
-                _ => return None,
-            };
-            Some(TlsRefusal::ByServer(why))
-        }
+        Error::AlertReceived(alert) => alert_of(*alert),
         Error::InvalidCertificate(reason) => Some(TlsRefusal::OfServer(match reason {
             CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                 "it has expired".to_owned()
@@ -134,6 +121,45 @@ fn refusal_of(error: &Error) -> Option<TlsRefusal> {
         _ => None,
     }
 }
+
+/// What a server's alert says about our certificate.
+fn alert_of(alert: AlertDescription) -> Option<TlsRefusal> {
+    Some(TlsRefusal::ByServer(match alert {
+        AlertDescription::CertificateExpired => "it has expired",
+        AlertDescription::UnknownCA => "its issuer is not trusted",
+        AlertDescription::CertificateRevoked => "it is revoked",
+        AlertDescription::CertificateRequired => "none was sent",
+        AlertDescription::BadCertificate
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::AccessDenied => "it is not that of a workload of the domain",
+        // A CA of the same name as a trusted one, with another key.
+        AlertDescription::DecryptError => "its issuer did not sign it",
+        _ => return None,
+    }))
+}
+
+/// In TLS 1.3 a client hears of its certificate after its handshake. HTTP/2 then keeps the text of
+/// the error only.
+fn refusal_told(error: &std::io::Error) -> Option<TlsRefusal> {
+    let text = error.to_string();
+    ALERTS
+        .iter()
+        .find(|alert| text == Error::AlertReceived(**alert).to_string())
+        .and_then(|alert| alert_of(*alert))
+}
+
+const ALERTS: [AlertDescription; 9] = [
+    AlertDescription::CertificateExpired,
+    AlertDescription::UnknownCA,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateRequired,
+    AlertDescription::BadCertificate,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::AccessDenied,
+    AlertDescription::DecryptError,
+];
 
 /// WebPKI verification of a client, and that it is a workload of the trust domain.
 #[derive(Debug)]

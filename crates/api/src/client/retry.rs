@@ -40,7 +40,9 @@ impl Retry {
     /// Between nothing and 100 ms, 200 ms, 400 ms, ... up to 2 s.
     #[must_use]
     pub fn pause(&self, failures: u32) -> Duration {
-        let ceiling = FIRST.saturating_mul(1 << (failures - 1).min(16)).min(LONGEST);
+        let ceiling = FIRST
+            .saturating_mul(1 << (failures - 1).min(16))
+            .min(LONGEST);
         let draw = mix(self.draws.fetch_add(1, Ordering::Relaxed));
         // The top 53 bits as a fraction of one.
         ceiling.mul_f64((draw >> 11) as f64 / (1u64 << 53) as f64)
@@ -96,7 +98,9 @@ mod tests {
     fn pauses_grow_and_stay_under_their_ceiling() {
         let retry = Retry::new(1);
         for failures in 1..40 {
-            let ceiling = FIRST.saturating_mul(1 << (failures - 1).min(16)).min(LONGEST);
+            let ceiling = FIRST
+                .saturating_mul(1 << (failures - 1).min(16))
+                .min(LONGEST);
             assert!(retry.pause(failures) <= ceiling);
         }
     }

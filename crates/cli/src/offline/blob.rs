@@ -1,8 +1,8 @@
 //! `chancery blob`.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -70,7 +70,11 @@ impl BlobView {
     fn text(&self) -> String {
         let mut rows = vec![heading(&["PAYLOAD", "SIZE", "SHA-256"])];
         rows.extend(self.files.iter().map(|file| {
-            vec![file.path.clone(), file.bytes.to_string(), file.sha256.clone()]
+            vec![
+                file.path.clone(),
+                file.bytes.to_string(),
+                file.sha256.clone(),
+            ]
         }));
         rows.extend(self.tensors.iter().map(|tensor| {
             vec![

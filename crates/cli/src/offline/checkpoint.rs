@@ -212,7 +212,11 @@ fn copied(what: &str, report: &CopyReport) -> Outcome {
     let total = view.written.iter().map(|file| file.bytes).sum();
     let mut text = format!("{what}: {} files, {}", view.written.len(), bytes(total));
     for file in &view.left_out {
-        text.push_str(&format!("\nleft out {}: {}", file.path, file.why.unwrap_or("")));
+        text.push_str(&format!(
+            "\nleft out {}: {}",
+            file.path,
+            file.why.unwrap_or("")
+        ));
     }
     Outcome::new(&view, text)
 }
@@ -309,15 +313,19 @@ fn shown(shown: &Shown) -> Outcome {
 }
 
 fn check(folder: &Path, write: bool) -> Result<Outcome> {
-    let folder = fs::canonicalize(folder)
-        .with_context(|| format!("cannot read {}", folder.display()))?;
+    let folder =
+        fs::canonicalize(folder).with_context(|| format!("cannot read {}", folder.display()))?;
     let path = sealing::record_path(&folder)
         .with_context(|| format!("{} has no name for a record", folder.display()))?;
     if write {
         let record = StoreRecord::of(&folder)?;
         fs::write(&path, record.to_json())
             .with_context(|| format!("cannot write {}", path.display()))?;
-        let text = format!("{} files recorded in {}", record.files.len(), path.display());
+        let text = format!(
+            "{} files recorded in {}",
+            record.files.len(),
+            path.display()
+        );
         return Ok(Outcome::new(&record, text));
     }
     if !path.is_file() && folder.join("kllm-manifest.json").is_file() {
@@ -347,11 +355,7 @@ fn checked(report: &CheckReport, against: &str) -> Outcome {
 }
 
 /// Runs long work with a bar; Ctrl-C stops it in order, so that nothing is left behind.
-fn watched<T>(
-    what: &str,
-    total: u64,
-    work: impl FnOnce(&Monitor<'_>) -> Result<T>,
-) -> Result<T> {
+fn watched<T>(what: &str, total: u64, work: impl FnOnce(&Monitor<'_>) -> Result<T>) -> Result<T> {
     static CANCEL: AtomicBool = AtomicBool::new(false);
     let interrupts = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)

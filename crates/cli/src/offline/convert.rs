@@ -101,7 +101,9 @@ fn write(output: &Path, plan: &Plan<'_>) -> Result<()> {
     let mut file = StagedFile::create(output)?;
     let bar = progress::bytes("converting", container.header().file_len());
     let in_output = || format!("cannot write {}", output.display());
-    file.writer().write_all(plan.meta()).with_context(in_output)?;
+    file.writer()
+        .write_all(plan.meta())
+        .with_context(in_output)?;
     bar.inc(plan.meta().len() as u64);
     let mut buffer = Vec::new();
     for unit in plan.units() {

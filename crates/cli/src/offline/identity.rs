@@ -21,7 +21,9 @@ pub fn execute(command: IdentityCommand) -> Result<Outcome> {
             .file_name()
             .and_then(|name| name.to_str())
             .with_context(|| format!("{} is no file name", path.display()))?;
-        let shard = ShardFile::open(&Root::open(parent(&path))?, name)?;
+        let shard = Root::open(parent(&path))
+            .and_then(|root| ShardFile::open(&root, name))
+            .with_context(|| path.display().to_string())?;
         manifest(std::slice::from_ref(&shard))?
     };
     Ok(Outcome::new(&manifest, manifest.to_json()))

@@ -305,7 +305,9 @@ fn is_sealed(file: &ContainerFile) -> Result<bool> {
 }
 
 fn sealed_header(file: &ContainerFile) -> Result<SealedHeader> {
-    match sealed_jlm::fsck(file.length(), &mut |span, out: &mut [u8]| file.read(span, out))? {
+    match sealed_jlm::fsck(file.length(), &mut |span, out: &mut [u8]| {
+        file.read(span, out)
+    })? {
         Ok(header) => Ok(header),
         Err(Finding::Structure(error)) => {
             Err(anyhow::Error::new(error).context(file.name().to_owned()))

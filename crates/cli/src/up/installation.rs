@@ -49,7 +49,8 @@ impl KeyPaths {
 
     /// A replica's receipt key.
     pub fn receipts(&self, service: Service) -> PathBuf {
-        self.receipts.join(format!("{}-receipts.key", service.binary()))
+        self.receipts
+            .join(format!("{}-receipts.key", service.binary()))
     }
 }
 
@@ -84,14 +85,17 @@ pub fn prepare(layout: &Layout, postgres: &Postgres, source_roots: &[PathBuf]) -
     };
     for service in Service::ALL {
         let identity = certificates::issue(layout, service.role())?;
-        let config = configs::config(service, &configs::Inputs {
-            layout,
-            keys: &keys,
-            postgres,
-            context: &context,
-            identity: &identity,
-            source_roots,
-        })?;
+        let config = configs::config(
+            service,
+            &configs::Inputs {
+                layout,
+                keys: &keys,
+                postgres,
+                context: &context,
+                identity: &identity,
+                source_roots,
+            },
+        )?;
         let text = toml::to_string(&config).context("a config is TOML")?;
         write(&layout.config(service), &text)?;
     }
@@ -148,7 +152,11 @@ fn endpoints(layout: &Layout) -> Result<BTreeMap<Service, Endpoints>> {
     let mut held = Vec::new();
     let mut address = |before: Option<&str>| -> Result<SocketAddr> {
         let again = before
-            .and_then(|text| text.trim_start_matches("https://").parse::<SocketAddr>().ok())
+            .and_then(|text| {
+                text.trim_start_matches("https://")
+                    .parse::<SocketAddr>()
+                    .ok()
+            })
             .and_then(|address| TcpListener::bind(address).ok());
         let listener = match again {
             Some(listener) => listener,

@@ -69,7 +69,8 @@ impl Layout {
 
     /// A service's config.
     pub fn config(&self, service: Service) -> PathBuf {
-        self.folder("config").join(format!("{}.toml", service.binary()))
+        self.folder("config")
+            .join(format!("{}.toml", service.binary()))
     }
 
     /// The release policy.

@@ -100,7 +100,10 @@ pub fn down(state: &Path) -> Result<Outcome> {
     if let Some(process) = running(&layout) {
         supervisor::terminate(process)?;
         if !wait_for_lock(&layout, DRAIN_TIME)? {
-            bail!("process {process} did not stop within {} seconds", DRAIN_TIME.as_secs());
+            bail!(
+                "process {process} did not stop within {} seconds",
+                DRAIN_TIME.as_secs()
+            );
         }
     }
     let _lock = lock(&layout)?;
@@ -180,7 +183,10 @@ fn announce(layout: &Layout, view: &UpView, json: bool) -> Result<()> {
 /// Starts `up` in a process group of its own and waits until it says that it is ready.
 fn detach(layout: &Layout, arguments: &UpArgs) -> Result<Outcome> {
     if let Some(process) = running(layout) {
-        bail!("a suite runs on {} already: process {process}", layout.root().display());
+        bail!(
+            "a suite runs on {} already: process {process}",
+            layout.root().display()
+        );
     }
     let log_path = layout.log("up");
     let log = File::options()
@@ -214,7 +220,10 @@ fn detach(layout: &Layout, arguments: &UpArgs) -> Result<Outcome> {
         }
         if waited > deadline {
             supervisor::terminate(child.id())?;
-            bail!("the suite is not ready after {} seconds", deadline.as_secs());
+            bail!(
+                "the suite is not ready after {} seconds",
+                deadline.as_secs()
+            );
         }
         std::thread::sleep(POLL);
         waited += POLL;

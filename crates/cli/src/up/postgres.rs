@@ -43,8 +43,9 @@ impl Postgres {
     pub fn url(&self, schema: Schema) -> Result<String> {
         match &self.cluster {
             Some(cluster) => Ok(cluster.url(schema.role(), DATABASE)),
-            None => as_role(&self.admin, schema.role(), DATABASE)
-                .context("DATABASE_URL: expected postgres://[user[:password]@]host[:port]/database"),
+            None => as_role(&self.admin, schema.role(), DATABASE).context(
+                "DATABASE_URL: expected postgres://[user[:password]@]host[:port]/database",
+            ),
         }
     }
 
@@ -73,7 +74,9 @@ pub fn stop_stale(layout: &Layout) -> Result<()> {
 fn as_role(url: &str, role: &str, database: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
     let query = path.split_once('?').map(|(_, query)| query);
     let query = query.map_or(String::new(), |query| format!("?{query}"));
     (!scheme.is_empty()).then(|| format!("{scheme}://{role}@{host}/{database}{query}"))

@@ -179,7 +179,10 @@ pub async fn stop_stale(layout: &Layout, service: Service) -> Result<()> {
             }
         });
         if gone.await.is_err() {
-            bail!("{} of an earlier start (process {process}) does not stop", service.binary());
+            bail!(
+                "{} of an earlier start (process {process}) does not stop",
+                service.binary()
+            );
         }
     }
     let _ = fs::remove_file(&path);
