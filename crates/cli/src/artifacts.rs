@@ -12,7 +12,7 @@ use identifiers::{ArtifactId, Sha256Digest};
 use serde::Serialize;
 
 use crate::args::ArtifactsCommand;
-use crate::context::{Context, Person, Service, request_id};
+use crate::context::{Context, Person, Workload, request_id};
 use crate::outcome::{Outcome, bytes, heading, table, time};
 use crate::seal::kind_name;
 
@@ -21,7 +21,7 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
     let context = Context::load(state)?;
     match command {
         ArtifactsCommand::List { model } => {
-            let client = context.client(Service::Registry, Person::Platform)?;
+            let client = context.client(Workload::Registry, Person::Platform)?;
             list(&client, model.unwrap_or_default()).await
         }
         ArtifactsCommand::Show { artifact } => show(&context, artifact).await,
@@ -31,7 +31,7 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
             reason,
             request,
         } => {
-            let client = context.client(Service::KeyService, Person::Operator)?;
+            let client = context.client(Workload::KeyService, Person::Operator)?;
             let request = RevokeUnlockRequest {
                 request_id: request_id(request.request_id.as_deref())?,
                 artifact_digest: artifact,
@@ -140,7 +140,7 @@ async fn show(context: &Context, which: String) -> Result<Outcome> {
             kind: ArtifactKind::Container.into(),
         }),
     };
-    let client = context.client(Service::Registry, Person::Platform)?;
+    let client = context.client(Workload::Registry, Person::Platform)?;
     let request = GetArtifactRequest { which: Some(which) };
     let artifact = client
         .call(|| {

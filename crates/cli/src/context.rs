@@ -25,7 +25,7 @@ pub struct Context {
     /// The public keys of the installation.
     pub trust: PathBuf,
     /// Where each service answers.
-    pub services: BTreeMap<Service, Endpoints>,
+    pub services: BTreeMap<Workload, Endpoints>,
     /// The certificate and key of each role that a person acts as.
     pub identities: BTreeMap<Person, Credentials>,
 }
@@ -53,7 +53,7 @@ pub struct Credentials {
 /// A service, in the order in which they are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Service {
+pub enum Workload {
     /// The registry.
     Registry,
     /// The storage node.
@@ -66,7 +66,7 @@ pub enum Service {
     InferenceNode,
 }
 
-impl Service {
+impl Workload {
     /// Every service.
     pub const ALL: [Self; 5] = [
         Self::Registry,
@@ -146,7 +146,7 @@ impl Context {
     }
 
     /// A client of a service, as a person.
-    pub fn client(&self, service: Service, person: Person) -> Result<Client> {
+    pub fn client(&self, service: Workload, person: Person) -> Result<Client> {
         let credentials = self
             .identities
             .get(&person)
@@ -162,7 +162,7 @@ impl Context {
     }
 
     /// A client of a service with a loaded identity.
-    pub fn client_of(&self, service: Service, identity: &Arc<Identity>) -> Result<Client> {
+    pub fn client_of(&self, service: Workload, identity: &Arc<Identity>) -> Result<Client> {
         let endpoints = self
             .services
             .get(&service)

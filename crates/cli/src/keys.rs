@@ -14,7 +14,7 @@ use serde::Serialize;
 use service_runtime::{Randomness, SystemRandomness};
 
 use crate::args::{KeysCommand, PassphraseArgs, RequestArgs};
-use crate::context::{Context, Person, Service, request_id};
+use crate::context::{Context, Person, Workload, request_id};
 use crate::files;
 use crate::on_runtime;
 use crate::outcome::{Outcome, heading, table, time};
@@ -89,7 +89,7 @@ impl KeyView {
 
 async fn execute_online(state: &Path, command: KeysCommand) -> Result<Outcome> {
     let context = Context::load(state)?;
-    let client = context.client(Service::KeyService, Person::Operator)?;
+    let client = context.client(Workload::KeyService, Person::Operator)?;
     let key = match command {
         KeysCommand::Create { name, request } => create(&client, name, &request).await?,
         KeysCommand::Import {

@@ -7,14 +7,14 @@ use api::v1::{ListModelsRequest, LoadModelRequest, LoadedModel, ModelState, Unlo
 use serde::Serialize;
 
 use crate::args::ModelCommand;
-use crate::context::{Context, Person, Service};
+use crate::context::{Context, Person, Workload};
 use crate::outcome::{Outcome, bytes, heading, table, time};
 use crate::progress;
 
 /// Runs a command.
 pub async fn execute(state: &Path, command: ModelCommand) -> Result<Outcome> {
     let context = Context::load(state)?;
-    let client = context.client(Service::InferenceNode, Person::Platform)?;
+    let client = context.client(Workload::InferenceNode, Person::Platform)?;
     match command {
         ModelCommand::Load { model, budget } => {
             let spinner = progress::waiting("unlocking and opening");

@@ -17,7 +17,7 @@ use tlog::OfflineProof;
 
 use crate::args::ReceiptsCommand;
 use crate::audit::{self, Audit, Log};
-use crate::context::{Context, Person, Service};
+use crate::context::{Context, Person, Workload};
 use crate::outcome::{Outcome, WrongUse, heading, table, time};
 use crate::progress;
 
@@ -120,7 +120,7 @@ impl ReceiptView {
 }
 
 async fn list(context: &Context, mut filter: ListReceiptsRequest) -> Result<Outcome> {
-    let client = context.client(Service::Registry, Person::Auditor)?;
+    let client = context.client(Workload::Registry, Person::Auditor)?;
     let trust = Trust::try_from(&context.trusted()?)?;
     let mut views = Vec::new();
     loop {
@@ -163,7 +163,7 @@ async fn show(context: &Context, which: String) -> Result<Outcome> {
             "{which}: neither a receipt's id nor a log index"
         ))),
     };
-    let client = context.client(Service::Registry, Person::Auditor)?;
+    let client = context.client(Workload::Registry, Person::Auditor)?;
     let request = GetReceiptRequest { which: Some(which) };
     let logged = client
         .call(|| {
@@ -186,7 +186,7 @@ async fn show(context: &Context, which: String) -> Result<Outcome> {
 
 /// Every entry up to the newest checkpoint.
 async fn fetch(context: &Context) -> Result<Log> {
-    let client = context.client(Service::Registry, Person::Auditor)?;
+    let client = context.client(Workload::Registry, Person::Auditor)?;
     let checkpoint = client
         .call(|| {
             let mut service = client.registry_service();

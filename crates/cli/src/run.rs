@@ -9,7 +9,7 @@ use api::v1::{ChatMessage, ChatMessages, Finish, FinishReason, GenerateRequest, 
 use serde::Serialize;
 
 use crate::args::RunArgs;
-use crate::context::{Context, Person, Service};
+use crate::context::{Context, Person, Workload};
 use crate::outcome::{Outcome, WrongUse};
 
 #[derive(Serialize)]
@@ -28,7 +28,7 @@ struct RunView {
 pub async fn execute(state: &Path, arguments: RunArgs, json: bool) -> Result<Outcome> {
     let request = request(arguments)?;
     let context = Context::load(state)?;
-    let client = context.client(Service::InferenceNode, Person::Platform)?;
+    let client = context.client(Workload::InferenceNode, Person::Platform)?;
     let mut answers = client
         .inference_service()
         .generate(request)

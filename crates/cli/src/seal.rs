@@ -12,14 +12,14 @@ use api::v1::{
 use serde::Serialize;
 
 use crate::args::{LockArg, SchemeArg, SealCommand, SubmitArgs, TransformArg};
-use crate::context::{Context, Person, Service, request_id};
+use crate::context::{Context, Person, Workload, request_id};
 use crate::outcome::{Outcome, bytes, heading, table, time};
 use crate::progress;
 
 /// Runs a command.
 pub async fn execute(state: &Path, command: SealCommand) -> Result<Outcome> {
     let context = Context::load(state)?;
-    let client = context.client(Service::Sealer, Person::Platform)?;
+    let client = context.client(Workload::Sealer, Person::Platform)?;
     match command {
         SealCommand::Submit(arguments) => submit(&client, arguments).await,
         SealCommand::Watch { job } => watch(&client, job).await,

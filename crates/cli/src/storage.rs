@@ -7,7 +7,7 @@ use api::v1::ScrubRequest;
 use serde::Serialize;
 
 use crate::args::StorageCommand;
-use crate::context::{Context, Person, Service};
+use crate::context::{Context, Person, Workload};
 use crate::outcome::{Outcome, bytes};
 use crate::progress;
 
@@ -28,7 +28,7 @@ struct DamageView {
 pub async fn execute(state: &Path, command: StorageCommand) -> Result<Outcome> {
     let StorageCommand::Scrub { digest } = command;
     let context = Context::load(state)?;
-    let client = context.client(Service::StorageNode, Person::Operator)?;
+    let client = context.client(Workload::StorageNode, Person::Operator)?;
     let request = ScrubRequest {
         digest: digest.unwrap_or_default(),
     };

@@ -68,7 +68,6 @@ pub(crate) struct Projection {
 }
 
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one a layer")]
 pub(crate) enum FeedForward {
     Dense(Mlp),
     Mixture { router: Slot, experts: Experts },
@@ -78,7 +77,7 @@ pub(crate) enum FeedForward {
 #[derive(Debug)]
 pub(crate) enum Experts {
     /// On a page each; the slots' offsets are within such a page.
-    Paged(Mlp),
+    Paged(Box<Mlp>),
     /// On the block's own page.
     InBlock(Vec<Mlp>),
 }
@@ -357,11 +356,11 @@ impl<'a> Finder<'a> {
         let router = self.matrix(Role::ROUTER, block, embd, shape.experts)?;
         let banked = self.container.tensor_of(Role::EXP_GATE_BANK, block).is_some();
         let experts = if banked {
-            Experts::Paged(Mlp {
+            Experts::Paged(Box::new(Mlp {
                 gate: self.bank(Role::EXP_GATE_BANK, block, embd, ffn, shape.experts)?,
                 up: self.bank(Role::EXP_UP_BANK, block, embd, ffn, shape.experts)?,
                 down: self.bank(Role::EXP_DOWN_BANK, block, ffn, embd, shape.experts)?,
-            })
+            }))
         } else {
             let mut expert = |index| {
                 Ok(Mlp {

@@ -2,22 +2,31 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+#[allow(dead_code, reason = "tests use parts of it")]
 mod support;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use engine::{
-    Finish, InMemory, KvPool, Level, Model, Page, Request, RunError, Sampling, Session,
+    Finish, InMemory, KvPool, Level, Model, Page, Paged, Request, RunError, Sampling, Session,
     SourceError, Weights,
 };
+use jlm::Region;
+use pager::{PageArray, Pager, PlainSource, RangeSource};
 use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng;
 use serde_json::Value;
-use support::{Made, convert, fixtures, json, safetensors};
+use support::{Made, fixtures, floats, json};
+use convert::Options;
 
 const MODELS: [&str; 4] = ["tiny-qwen3", "tiny-qwen2", "tiny-llama3", "tiny-qwen3-moe"];
+
+fn made(fixtures: &Path, name: &str) -> Made {
+    Made::from_folder(&fixtures.join("models").join(name), &Options::default())
+}
 
 fn open(made: &Made) -> (Arc<Model>, Arc<dyn Weights>) {
     let model = Model::new(&made.container).unwrap();
@@ -43,19 +52,12 @@ fn never() -> AtomicBool {
 fn first_logits_are_the_references_at_every_level() {
     let Some(fixtures) = fixtures() else { return };
     for name in MODELS {
-        let made = convert(&fixtures.join("models").join(name));
+        let made = made(&fixtures, name);
         let (model, weights) = open(&made);
         let reference = json(fixtures.join(format!("models/{name}.reference.json")));
-        let tensors = safetensors(fixtures.join(format!("models/{name}.reference.safetensors")));
+        let logits_file = fixtures.join(format!("models/{name}.reference.safetensors"));
         for prompt in reference["prompts"].as_array().unwrap() {
-            let (dtype, _, bytes) = &tensors[prompt["first_step_logits"].as_str().unwrap()];
-            assert_eq!(dtype, "F32");
-            let expected: Vec<f32> = bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|b| f32::from_le_bytes(*b))
-                .collect();
+            let expected = floats(&logits_file, prompt["first_step_logits"].as_str().unwrap());
             for level in Level::available() {
                 let mut session = session(&model, &weights, level);
                 let logits = session.feed(&ids(&prompt["input_ids"]), &never()).unwrap();
@@ -81,7 +83,7 @@ fn first_logits_are_the_references_at_every_level() {
 fn greedy_tokens_are_the_references() {
     let Some(fixtures) = fixtures() else { return };
     for name in MODELS {
-        let made = convert(&fixtures.join("models").join(name));
+        let made = made(&fixtures, name);
         let (model, weights) = open(&made);
         let reference = json(fixtures.join(format!("models/{name}.reference.json")));
         for prompt in reference["prompts"].as_array().unwrap() {
@@ -182,7 +184,7 @@ impl Weights for Frames {
 fn pages_that_come_and_go_change_no_bit() {
     let Some(fixtures) = fixtures() else { return };
     for name in MODELS {
-        let made = convert(&fixtures.join("models").join(name));
+        let made = made(&fixtures, name);
         let (model, resident) = open(&made);
         let frames = Arc::new(Frames {
             inner: InMemory::new(&made.container, made.bytes.clone()).unwrap(),
@@ -207,7 +209,7 @@ fn pages_that_come_and_go_change_no_bit() {
 #[test]
 fn chance_follows_the_seed() {
     let Some(fixtures) = fixtures() else { return };
-    let made = convert(&fixtures.join("models/tiny-qwen3"));
+    let made = made(&fixtures, "tiny-qwen3");
     let (model, weights) = open(&made);
     let sampling = Sampling::Random {
         temperature: 0.8,
@@ -228,7 +230,7 @@ fn chance_follows_the_seed() {
 #[test]
 fn runs_end_for_the_reason_they_say() {
     let Some(fixtures) = fixtures() else { return };
-    let made = convert(&fixtures.join("models/tiny-qwen2"));
+    let made = made(&fixtures, "tiny-qwen2");
     let (model, weights) = open(&made);
     let fresh = || session(&model, &weights, Level::detect());
     let mut rng = ChaCha20Rng::seed_from_u64(0);
@@ -286,11 +288,90 @@ fn runs_end_for_the_reason_they_say() {
 #[test]
 fn a_value_that_is_not_finite_is_named() {
     let Some(fixtures) = fixtures() else { return };
-    let mut made = convert(&fixtures.join("models/tiny-qwen3"));
+    let mut made = made(&fixtures, "tiny-qwen3");
     let entry = made.container.tensor_of(jlm::Role::FFN_UP, 2).unwrap();
     let at = made.container.planes(entry).qs.offset as usize;
     made.bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
     let (model, weights) = open(&made);
     let error = session(&model, &weights, Level::detect()).feed(&[1, 2], &never()).unwrap_err();
     assert_eq!(error.to_string(), "output of block 2 has a value that is not finite");
+}
+
+/// A container's bytes, read as a file would be.
+struct Bytes(Vec<u8>);
+
+impl RangeSource for Bytes {
+    fn read_range(&self, offset: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        out.copy_from_slice(&self.0[offset as usize..][..out.len()]);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_pager_with_room_for_a_page_or_two_changes_no_bit() {
+    let Some(fixtures) = fixtures() else { return };
+    for (name, is_mixture) in [("tiny-qwen3", false), ("tiny-llama3", false), ("tiny-qwen3-moe", true)] {
+        let made = made(&fixtures, name);
+        let (model, resident) = open(&made);
+        let header = made.container.header();
+        let budget = match is_mixture {
+            true => header.page_size.max(2 * header.exp_page_size),
+            false => 2 * header.page_size,
+        };
+        let geometry = Paged::geometry(&made.container).unwrap();
+        let source = PlainSource::new(Bytes(made.bytes.clone()), geometry);
+        let pager = Arc::new(Pager::new(Arc::new(source), geometry, budget).unwrap());
+        let dense = made.container.region(Region::Dense);
+        let dense = made.bytes[dense.offset as usize..][..dense.length as usize].to_vec();
+        let paged: Arc<dyn Weights> = Arc::new(Paged::new(&made.container, pager.clone(), dense));
+
+        let reference = json(fixtures.join(format!("models/{name}.reference.json")));
+        let prompt = ids(&reference["prompts"][0]["input_ids"]);
+        let mut all = session(&model, &resident, Level::detect());
+        let mut few = session(&model, &paged, Level::detect());
+        assert_eq!(
+            run(&mut few, &prompt, 24, Sampling::Greedy),
+            run(&mut all, &prompt, 24, Sampling::Greedy),
+            "{name}"
+        );
+        let stats = pager.stats();
+        assert!(stats.resident <= budget && stats.total().evictions > 0, "{name}: {stats:?}");
+        if is_mixture {
+            // At most the experts each position used, in each block, and no other's bytes.
+            let positions = prompt.len() as u64 + 23;
+            let most = positions * model.layers() as u64 * 2 * header.exp_page_size;
+            let read = stats.array(PageArray::Expert).bytes_read;
+            assert!(read > 0 && read <= most, "{read} of at most {most}");
+        }
+        drop(few);
+        pager.revoke();
+        let mut refused = session(&model, &paged, Level::detect());
+        let error = refused.feed(&prompt, &never()).unwrap_err();
+        assert_eq!(error.to_string(), "weights of block 0 cannot be read");
+    }
+}
+
+#[test]
+fn quantized_weights_stay_close_to_their_source() {
+    let Some(fixtures) = fixtures() else { return };
+    for name in MODELS {
+        let exact = open(&made(&fixtures, name));
+        let q8 = Options {
+            q8: true,
+            ..Options::default()
+        };
+        let q8 = open(&Made::from_folder(&fixtures.join("models").join(name), &q8));
+        let prompt: Vec<u32> = (0..20).map(|i| i * 97 % 2000).collect();
+        for level in Level::available() {
+            let mut logits = [&exact, &q8].map(|(model, weights)| {
+                session(model, weights, level).feed(&prompt, &never()).unwrap()
+            });
+            let [exact, q8] = &mut logits;
+            let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+            let size = norm(exact);
+            exact.iter_mut().zip(q8.iter()).for_each(|(a, b)| *a -= b);
+            let part = norm(exact) / size;
+            assert!(part > 0.0 && part < 0.02, "{name} {}: {part}", level.name());
+        }
+    }
 }

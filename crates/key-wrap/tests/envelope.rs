@@ -1,4 +1,5 @@
 //! The root key's envelope: round trip, binding, every altered byte.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use identifiers::{Fingerprint, KeyId};
 use key_wrap::{

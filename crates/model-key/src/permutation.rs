@@ -256,7 +256,7 @@ fn check_group(path: &Path, n: usize, size: usize) -> Result<(), DrawError> {
 fn pair_group(path: &Path, n: usize, group: Option<usize>) -> Result<usize, DrawError> {
     DrawError::check_length(path, n)?;
     let size = group.map_or(n, |group| gcd(n, group));
-    if n == 0 || n % 2 != 0 || size % 2 != 0 {
+    if n == 0 || !n.is_multiple_of(2) || !size.is_multiple_of(2) {
         return Err(DrawError::OddPairs {
             path: path.to_string(),
             n,
@@ -271,7 +271,7 @@ fn block_sizes(path: &Path, n: usize, blocks: &[usize]) -> Result<Vec<usize>, Dr
     let sizes: Vec<usize> = blocks.iter().copied().filter(|size| *size != 0).collect();
     let mut length = n;
     for &block in &sizes {
-        if length % block != 0 {
+        if !length.is_multiple_of(block) {
             return Err(DrawError::NotMultiple {
                 path: path.to_string(),
                 n: length,

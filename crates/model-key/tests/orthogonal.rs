@@ -1,4 +1,9 @@
 //! Gaussian draws and orthogonal matrices against the reference's.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and says why it is skipped"
+)]
 #![cfg(feature = "orthogonal")]
 
 mod fixtures;

@@ -1,4 +1,5 @@
 //! Printing any type or error of this crate shows no secret.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fmt::Debug;
 

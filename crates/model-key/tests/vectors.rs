@@ -1,4 +1,5 @@
 //! The reference's derivations, streams and permutations.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod fixtures;
 

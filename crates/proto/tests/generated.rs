@@ -1,5 +1,7 @@
 //! The committed code is what the `.proto` files give; `CHANCERY_REGENERATE=1` writes it.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

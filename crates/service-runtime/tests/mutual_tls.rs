@@ -1,7 +1,7 @@
 //! A small service over real mutual-TLS sockets: who gets in, what is refused and how, reload,
 //! deny list, expiry, drain.
 
-#![allow(missing_docs, reason = "a test")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
 //! The published known answers, and every rule of the contract broken one at a time.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use identifiers::Sha256Digest;
 use proptest::prelude::*;
@@ -58,7 +59,9 @@ fn json_has_the_contracts_field_order_and_reads_back() {
 #[test]
 fn every_broken_rule_is_refused() {
     let good: Value = serde_json::from_str(&two().to_json()).unwrap();
-    let broken: &[(&str, fn(&mut Value))] = &[
+    type Break = fn(&mut Value);
+
+    let broken: &[(&str, Break)] = &[
         ("schema_version", |v| v["schema_version"] = json!(2)),
         ("manifest_type", |v| {
             v["manifest_type"] = json!("kiln.base-weight-shards.v2")

@@ -1,4 +1,9 @@
 //! The reference's blobs, the bad ones, and every altered byte.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test fails by panicking, and says why it is skipped"
+)]
 
 use std::path::{Path, PathBuf};
 
@@ -123,9 +128,11 @@ fn the_bad_blobs_are_refused_with_their_reason() {
         let reason = read_blob(&case).expect_err(id);
         let expected = match id.strip_prefix("blob/").unwrap() {
             "truncated" => "does not authenticate",
-            "last-chunk-dropped" | "fewer-chunks" | "trailing-data" => "its header makes it",
+            "last-chunk-dropped" => "its header makes it",
             "swapped-chunks" | "repeated-chunk" | "flipped-header-byte" => "does not authenticate",
-            "flipped-ciphertext" | "flipped-tag" => "does not authenticate",
+            "fewer-chunks" | "trailing-data" | "flipped-ciphertext" | "flipped-tag" => {
+                "does not authenticate"
+            }
             "header-respaced" => "header at offset 14: is not in the canonical form",
             "cut-in-header" => "header at offset 14: needs",
             "wrong-magic" => "magic at offset 0: is not KLLMBLOB1",

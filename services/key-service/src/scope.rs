@@ -1,5 +1,7 @@
 //! Which subkeys a seal grant covers: only those that its scheme, transform, lock and salts use.
 
+use registry_domain::RepositoryError;
+
 use model_key::{Component, Label, LockVersion, Path, ScopedSite, Site, SubkeyId};
 
 /// What a seal grant was opened for.
@@ -86,6 +88,61 @@ impl GrantScope {
             Some(only) if only != self.transform => Err(OutOfScope::Transform),
             _ => Ok(()),
         }
+    }
+}
+
+impl From<&GrantScope> for registry_domain::GrantScope {
+    fn from(scope: &GrantScope) -> Self {
+        let scheme = match scope.scheme {
+            Scheme::L1 => "l1",
+            Scheme::Client => "client",
+            Scheme::D1 => "d1-v1",
+        };
+        let transform = match scope.transform {
+            Transform::Perm => "perm",
+            Transform::Orth => "orth",
+        };
+        let lock = match scope.lock {
+            None => "none",
+            Some(LockVersion::V1) => "v1",
+            Some(LockVersion::V2) => "v2",
+        };
+        Self {
+            scheme: scheme.to_owned(),
+            transform: transform.to_owned(),
+            lock: lock.to_owned(),
+            blob_salt: scope.blob_salt,
+            container_salt: scope.container_salt,
+        }
+    }
+}
+
+impl TryFrom<&registry_domain::GrantScope> for GrantScope {
+    type Error = RepositoryError;
+
+    fn try_from(stored: &registry_domain::GrantScope) -> Result<Self, RepositoryError> {
+        let damaged = || RepositoryError::Damaged("grant scope");
+        Ok(Self {
+            scheme: match stored.scheme.as_str() {
+                "l1" => Scheme::L1,
+                "client" => Scheme::Client,
+                "d1-v1" => Scheme::D1,
+                _ => return Err(damaged()),
+            },
+            transform: match stored.transform.as_str() {
+                "perm" => Transform::Perm,
+                "orth" => Transform::Orth,
+                _ => return Err(damaged()),
+            },
+            lock: match stored.lock.as_str() {
+                "none" => None,
+                "v1" => Some(LockVersion::V1),
+                "v2" => Some(LockVersion::V2),
+                _ => return Err(damaged()),
+            },
+            blob_salt: stored.blob_salt,
+            container_salt: stored.container_salt,
+        })
     }
 }
 

@@ -8,7 +8,7 @@ use service_runtime::{CancellationToken, Clock, IdentityFiles, SystemClock};
 use workload_identity::dev_ca::{self, DevCa};
 
 use super::layout::Layout;
-use crate::context::{Person, Service};
+use crate::context::{Person, Workload};
 
 /// The trust domain of a suite on one machine.
 pub const TRUST_DOMAIN: &str = "chancery.local";
@@ -42,7 +42,7 @@ pub async fn keep_fresh(layout: Layout, stop: CancellationToken) {
 
 fn renew(layout: &Layout) -> Result<()> {
     let authority = authority(layout)?;
-    let services = Service::ALL.map(Service::role);
+    let services = Workload::ALL.map(Workload::role);
     let persons = Person::ALL.map(Person::role);
     for role in services.into_iter().chain(persons) {
         issue_from(&authority, role)?;

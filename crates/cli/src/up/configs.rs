@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use super::installation::{KeyPaths, spiffe};
 use super::layout::Layout;
 use super::postgres::Postgres;
-use crate::context::{Context, Service};
+use crate::context::{Context, Workload};
 
 /// What configs are made of.
 pub struct Inputs<'a> {
@@ -23,7 +23,7 @@ pub struct Inputs<'a> {
 }
 
 /// A service's config.
-pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
+pub fn config(service: Workload, inputs: &Inputs<'_>) -> Result<Table> {
     let mut config = Table::new();
     let own = inputs.endpoints(service)?;
     let listen = own.0.trim_start_matches("https://").to_owned();
@@ -35,7 +35,7 @@ pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
     config.insert("trust".to_owned(), path(&inputs.layout.trust())?);
     let state_dir = inputs.layout.data(service);
     match service {
-        Service::Registry => {
+        Workload::Registry => {
             config.insert("database".to_owned(), inputs.database(Schema::Registry)?);
             config.insert("state_dir".to_owned(), path(&state_dir)?);
             let keys = [
@@ -44,15 +44,15 @@ pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
             ];
             config.insert("keys".to_owned(), table(keys));
         }
-        Service::StorageNode => {
+        Workload::StorageNode => {
             let folder = path(&state_dir.join("blobs"))?;
             config.insert("storage".to_owned(), table([("folder", folder)]));
-            let issuer = spiffe(Service::KeyService)?.to_string();
+            let issuer = spiffe(Workload::KeyService)?.to_string();
             config.insert("capability_issuer".to_owned(), issuer.into());
         }
-        Service::KeyService => {
+        Workload::KeyService => {
             config.insert("database".to_owned(), inputs.database(Schema::Keys)?);
-            config.insert("registry".to_owned(), inputs.peer(Service::Registry)?);
+            config.insert("registry".to_owned(), inputs.peer(Workload::Registry)?);
             config.insert("policy".to_owned(), path(&inputs.layout.policy())?);
             config.insert("state_dir".to_owned(), path(&state_dir)?);
             let keys = [
@@ -63,7 +63,7 @@ pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
             ];
             config.insert("keys".to_owned(), table(keys));
         }
-        Service::Sealer => {
+        Workload::Sealer => {
             config.insert("database".to_owned(), inputs.database(Schema::Jobs)?);
             inputs.insert_peers(&mut config)?;
             let roots: Result<Vec<Value>> =
@@ -74,7 +74,7 @@ pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
             let keys = [("receipts", path(&inputs.keys.receipts(service))?)];
             config.insert("keys".to_owned(), table(keys));
         }
-        Service::InferenceNode => {
+        Workload::InferenceNode => {
             inputs.insert_peers(&mut config)?;
             config.insert("state_dir".to_owned(), path(&state_dir)?);
             let keys = [("receipts", path(&inputs.keys.receipts(service))?)];
@@ -85,7 +85,7 @@ pub fn config(service: Service, inputs: &Inputs<'_>) -> Result<Table> {
 }
 
 impl Inputs<'_> {
-    fn endpoints(&self, service: Service) -> Result<(String, String)> {
+    fn endpoints(&self, service: Workload) -> Result<(String, String)> {
         let endpoints = self
             .context
             .services
@@ -94,16 +94,16 @@ impl Inputs<'_> {
         Ok((endpoints.rpc.clone(), endpoints.admin.clone()))
     }
 
-    fn peer(&self, service: Service) -> Result<Value> {
+    fn peer(&self, service: Workload) -> Result<Value> {
         let (rpc, _) = self.endpoints(service)?;
         Ok(table([("endpoint", rpc.into())]))
     }
 
     fn insert_peers(&self, config: &mut Table) -> Result<()> {
         for (section, service) in [
-            ("key_service", Service::KeyService),
-            ("registry", Service::Registry),
-            ("storage", Service::StorageNode),
+            ("key_service", Workload::KeyService),
+            ("registry", Workload::Registry),
+            ("storage", Workload::StorageNode),
         ] {
             config.insert(section.to_owned(), self.peer(service)?);
         }

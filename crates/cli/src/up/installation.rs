@@ -18,7 +18,7 @@ use super::certificates::{self, NAME, TRUST_DOMAIN};
 use super::configs;
 use super::layout::Layout;
 use super::postgres::Postgres;
-use crate::context::{Context, Credentials, Endpoints, Person, Service};
+use crate::context::{Context, Credentials, Endpoints, Person, Workload};
 use crate::files::write_new_private;
 
 /// Paths of the installation's secret keys, 32 bytes each.
@@ -48,7 +48,7 @@ impl KeyPaths {
     }
 
     /// A replica's receipt key.
-    pub fn receipts(&self, service: Service) -> PathBuf {
+    pub fn receipts(&self, service: Workload) -> PathBuf {
         self.receipts
             .join(format!("{}-receipts.key", service.binary()))
     }
@@ -83,7 +83,7 @@ pub fn prepare(layout: &Layout, postgres: &Postgres, source_roots: &[PathBuf]) -
         services: endpoints(layout)?,
         identities,
     };
-    for service in Service::ALL {
+    for service in Workload::ALL {
         let identity = certificates::issue(layout, service.role())?;
         let config = configs::config(
             service,
@@ -104,7 +104,7 @@ pub fn prepare(layout: &Layout, postgres: &Postgres, source_roots: &[PathBuf]) -
 }
 
 /// A service's id.
-pub fn spiffe(service: Service) -> Result<SpiffeId> {
+pub fn spiffe(service: Workload) -> Result<SpiffeId> {
     Ok(SpiffeId::new(TRUST_DOMAIN, service.role(), NAME)?)
 }
 
@@ -146,7 +146,7 @@ fn log_name() -> String {
 }
 
 /// The addresses of the last time where they are free, so that what a person noted stays true.
-fn endpoints(layout: &Layout) -> Result<BTreeMap<Service, Endpoints>> {
+fn endpoints(layout: &Layout) -> Result<BTreeMap<Workload, Endpoints>> {
     let before = Context::load(layout.root()).map_or_else(|_| BTreeMap::new(), |c| c.services);
     // Held until every port is chosen, so that none is chosen twice.
     let mut held = Vec::new();
@@ -167,7 +167,7 @@ fn endpoints(layout: &Layout) -> Result<BTreeMap<Service, Endpoints>> {
         Ok(address)
     };
     let mut endpoints = BTreeMap::new();
-    for service in Service::ALL {
+    for service in Workload::ALL {
         let before = before.get(&service);
         let rpc = address(before.map(|before| before.rpc.as_str()))?;
         let admin = address(before.map(|before| before.admin.as_str()))?;
@@ -187,11 +187,11 @@ fn write(path: &Path, text: &str) -> Result<()> {
 }
 
 /// The services that sign receipts.
-const SIGNERS: [Service; 4] = [
-    Service::Registry,
-    Service::KeyService,
-    Service::Sealer,
-    Service::InferenceNode,
+const SIGNERS: [Workload; 4] = [
+    Workload::Registry,
+    Workload::KeyService,
+    Workload::Sealer,
+    Workload::InferenceNode,
 ];
 
 /// On one machine every node may run every model, for five minutes at a time.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-use crate::context::Service;
+use crate::context::Workload;
 
 /// The paths in a state folder. All are absolute.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ impl Layout {
         fs::set_permissions(&layout.root, Permissions::from_mode(0o755)).with_context(context)?;
         let mut folders = vec![layout.keys(), layout.ca(), layout.folder("config")];
         folders.extend([layout.folder("log"), layout.folder("run")]);
-        folders.extend(Service::ALL.map(|service| layout.data(service)));
+        folders.extend(Workload::ALL.map(|service| layout.data(service)));
         for folder in folders {
             DirBuilder::new()
                 .recursive(true)
@@ -63,12 +63,12 @@ impl Layout {
     }
 
     /// A service's own folder.
-    pub fn data(&self, service: Service) -> PathBuf {
+    pub fn data(&self, service: Workload) -> PathBuf {
         self.folder("data").join(service.binary())
     }
 
     /// A service's config.
-    pub fn config(&self, service: Service) -> PathBuf {
+    pub fn config(&self, service: Workload) -> PathBuf {
         self.folder("config")
             .join(format!("{}.toml", service.binary()))
     }
@@ -89,7 +89,7 @@ impl Layout {
     }
 
     /// A service's process id.
-    pub fn service_pid(&self, service: Service) -> PathBuf {
+    pub fn service_pid(&self, service: Workload) -> PathBuf {
         self.folder("run").join(format!("{}.pid", service.binary()))
     }
 

@@ -21,7 +21,7 @@ use service_runtime::CancellationToken;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::UpArgs;
-use crate::context::{Context, Service};
+use crate::context::{Context, Workload};
 use crate::on_runtime;
 use crate::outcome::{Outcome, table};
 use crate::progress;
@@ -108,7 +108,7 @@ pub fn down(state: &Path) -> Result<Outcome> {
     }
     let _lock = lock(&layout)?;
     on_runtime(async {
-        for service in Service::ALL {
+        for service in Workload::ALL {
             supervisor::stop_stale(&layout, service).await?;
         }
         Ok(())
@@ -210,7 +210,7 @@ fn detach(layout: &Layout, arguments: &UpArgs) -> Result<Outcome> {
         .spawn()
         .context("cannot start chancery up")?;
     let spinner = progress::waiting("starting the suite");
-    let deadline = supervisor::START_TIME * (Service::ALL.len() as u32 + 1);
+    let deadline = supervisor::START_TIME * (Workload::ALL.len() as u32 + 1);
     let mut waited = Duration::ZERO;
     while !layout.ready().exists() {
         if let Some(status) = child.try_wait().context("the suite's process")? {
@@ -274,7 +274,7 @@ fn binaries(arguments: &UpArgs) -> Result<PathBuf> {
             crate::audit::parent(&own).to_owned()
         }
     };
-    for service in Service::ALL {
+    for service in Workload::ALL {
         let path = folder.join(service.binary());
         if !path.is_file() {
             bail!("{} is missing: say --binaries", path.display());

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::layout::Layout;
-use crate::context::Service;
+use crate::context::Workload;
 
 /// Keeps the services running.
 pub struct Supervisor {
@@ -39,7 +39,7 @@ impl Supervisor {
 
     /// Starts a service and waits until it is healthy. One that a killed `up` left is stopped
     /// before.
-    pub async fn start(&mut self, service: Service, admin: &str) -> Result<()> {
+    pub async fn start(&mut self, service: Workload, admin: &str) -> Result<()> {
         stop_stale(&self.layout, service).await?;
         let process = Process {
             layout: self.layout.clone(),
@@ -84,7 +84,7 @@ impl Supervisor {
 struct Process {
     layout: Layout,
     binary: PathBuf,
-    service: Service,
+    service: Workload,
 }
 
 impl Process {
@@ -155,7 +155,7 @@ impl Process {
 }
 
 /// Stops a service's process that an earlier `up` left behind.
-pub async fn stop_stale(layout: &Layout, service: Service) -> Result<()> {
+pub async fn stop_stale(layout: &Layout, service: Workload) -> Result<()> {
     let path = layout.service_pid(service);
     let Some(process) = fs::read_to_string(&path)
         .ok()
