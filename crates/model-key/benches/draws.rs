@@ -1,7 +1,6 @@
 //! Streams and permutations beside the raw ChaCha20 key stream, in one run.
 //!
 //! `cargo bench -p model-key --bench draws`
-#![expect(missing_docs, reason = "criterion's macros define undocumented items")]
 
 use std::hint::black_box;
 
