@@ -70,9 +70,10 @@ impl CustodyError {
 impl From<Status> for CustodyError {
     fn from(status: Status) -> Self {
         match status.code() {
-            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled | Code::ResourceExhausted => {
-                Self::Unavailable(api::client::explain(&status))
-            }
+            Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::ResourceExhausted => Self::Unavailable(api::client::explain(&status)),
             Code::NotFound => Self::NoArtifact,
             code => Self::Refused {
                 code,

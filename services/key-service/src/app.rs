@@ -1,5 +1,6 @@
 //! The key service put together, and its domain as one value.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use api::client::Client;
@@ -11,10 +12,10 @@ use identifiers::Role;
 use key_wrap::{RecipientKey, RootKey};
 use registry_domain::KeyRepository;
 use release_policy::Policy;
-use secret::{Secret, SecretBytes};
+use secret::Secret;
 use service_runtime::{
-    Authorisation, CancellationToken, Clock, Identity, Randomness, Running, Server, ServerSettings,
-    SystemClock, SystemRandomness, TrustFile, read_secret,
+    Authorisation, CancellationToken, Clock, Identity, KeyFileError, Randomness, Running, Server,
+    ServerSettings, SystemClock, SystemRandomness, TrustFile, read_key, read_signing_key,
 };
 
 use crate::config::{BuildError, Config};
@@ -79,7 +80,7 @@ impl Config {
         })?;
         let policy = Policy::from_toml(&policy_text)?;
 
-        let root = RootKey::from_file_content(&SecretBytes::new(read_secret(&keys.root)?))?;
+        let root = RootKey::new(&read_seed(&keys.root)?);
         let import = RecipientKey::from_seed(&read_seed(&keys.import)?);
         let capability_key = read_signing_key(&keys.capability)?;
         let receipt_key = read_signing_key(&keys.receipts)?;
@@ -87,7 +88,13 @@ impl Config {
         let trust = Trust::try_from(&TrustFile::load(&trust)?)?;
         let registry = Client::connect(&registry.endpoint, &identity, Role::Registry)?;
         let pin = state_dir.join("log.checkpoint");
-        let log = Arc::new(CustodyLog::open(registry, receipt_key, replica, trust, pin)?);
+        let log = Arc::new(CustodyLog::open(
+            registry,
+            receipt_key,
+            replica,
+            trust,
+            pin,
+        )?);
 
         let options = Options::new(DatabaseUrl::new(&database.url), database.max_connections);
         let database = Database::open(Schema::Keys, &options).await?;
@@ -163,17 +170,8 @@ async fn watch(
     }
 }
 
-fn read_seed(path: &std::path::Path) -> Result<Secret<32>, BuildError> {
-    let content = SecretBytes::new(read_secret(path)?);
-    let bytes: &[u8; 32] = content
-        .expose()
-        .try_into()
-        .map_err(|_| BuildError::KeyLength(path.to_owned()))?;
-    Ok(Secret::fill_with(|seed| seed.copy_from_slice(bytes)))
-}
-
-fn read_signing_key(path: &std::path::Path) -> Result<SigningKey, BuildError> {
-    Ok(SigningKey::from_bytes(read_seed(path)?.expose()))
+fn read_seed(path: &Path) -> Result<Secret<32>, KeyFileError> {
+    Secret::try_fill_with(|seed| read_key(path, seed))
 }
 
 /// A batch of 4,096 subkeys with long tensor names.

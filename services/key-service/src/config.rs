@@ -37,13 +37,13 @@ pub struct Config {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFiles {
-    /// The root key: 32 bytes, or 64 hex digits.
+    /// The root key: 32 bytes, raw or as 64 hex digits.
     pub root: PathBuf,
-    /// Seed of the import key: 32 bytes.
+    /// Seed of the import key: 32 bytes, raw or as 64 hex digits.
     pub import: PathBuf,
-    /// The Ed25519 key that signs capabilities: 32 bytes.
+    /// The Ed25519 key that signs capabilities: seed or PKCS#8 PEM.
     pub capability: PathBuf,
-    /// The Ed25519 key that signs receipts: 32 bytes.
+    /// The Ed25519 key that signs receipts: seed or PKCS#8 PEM.
     pub receipts: PathBuf,
 }
 
@@ -67,12 +67,9 @@ pub enum BuildError {
         /// Why.
         source: std::io::Error,
     },
-    /// A key file of another length.
-    #[error("{}: expected 32 bytes", .0.display())]
-    KeyLength(PathBuf),
-    /// The root key's file.
-    #[error("root key")]
-    Root(#[from] key_wrap::EnvelopeError),
+    /// A key file.
+    #[error(transparent)]
+    Key(#[from] service_runtime::KeyFileError),
     /// The policy.
     #[error(transparent)]
     Policy(#[from] release_policy::PolicyError),

@@ -40,7 +40,12 @@ impl Receipts {
         };
         let receipt = Receipt {
             key: Some(key_ref(key)),
-            ..self.of_record(event, &key.caller, key.created_at, &[key.id.as_uuid().as_bytes()])
+            ..self.of_record(
+                event,
+                &key.caller,
+                key.created_at,
+                &[key.id.as_uuid().as_bytes()],
+            )
         };
         self.record(&receipt).await
     }

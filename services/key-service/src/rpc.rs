@@ -101,7 +101,10 @@ impl KeyServiceRpc for KeyRpc {
         let caller = caller(&request, &request.get_ref().request_id)?;
         let request = request.get_ref();
         let reason = fields::sentence("reason", &request.reason)?;
-        let key = self.service.disable_key(caller, &request.key, &reason).await;
+        let key = self
+            .service
+            .disable_key(caller, &request.key, &reason)
+            .await;
         Ok(Response::new(messages::key(key.map_err(to_status)?)))
     }
 

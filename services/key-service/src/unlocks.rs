@@ -97,7 +97,10 @@ impl KeyService {
         node: Option<SpiffeId>,
         reason: String,
     ) -> Result<Revocation, KeyError> {
-        let known = self.log.artifact(Which::Digest(artifact.to_string())).await?;
+        let known = self
+            .log
+            .artifact(Which::Digest(artifact.to_string()))
+            .await?;
         let revocation = NewRevocation {
             caller: caller.id.clone(),
             request_id: caller.request_id,
@@ -107,7 +110,9 @@ impl KeyService {
             at: self.clock.unix_millis(),
         };
         let revocation = self.keys.revoke(&revocation).await?.into_inner();
-        self.receipts.revoked(&revocation, &known, &caller.id).await?;
+        self.receipts
+            .revoked(&revocation, &known, &caller.id)
+            .await?;
         Ok(revocation)
     }
 
@@ -324,7 +329,10 @@ mod tests {
         ContainerRecord {
             salt: "00".repeat(16),
             units: vec![
-                RegionUnits { region: 1, count: 1 },
+                RegionUnits {
+                    region: 1,
+                    count: 1,
+                },
                 RegionUnits {
                     region: 4,
                     count: 8,

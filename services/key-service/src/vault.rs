@@ -78,8 +78,13 @@ impl Vault {
         if key.state != KeyState::Active {
             return Err(KeyError::KeyNotActive(key.state));
         }
-        let model_key =
-            unwrap_model_key(&self.root, &key.wrapped.0, key.id, key.fingerprint, key.version)?;
+        let model_key = unwrap_model_key(
+            &self.root,
+            &key.wrapped.0,
+            key.id,
+            key.fingerprint,
+            key.version,
+        )?;
         let subkeys: Vec<Subkey> = ids
             .iter()
             .map(|id| {
