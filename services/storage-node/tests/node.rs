@@ -25,6 +25,8 @@ use service_runtime::{
 };
 use sha2::{Digest as _, Sha256};
 use storage_node::{Config, StorageSettings};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::{Code, Status};
 use workload_identity::dev_ca::{self, DevCa};
 
@@ -81,6 +83,22 @@ impl World {
         let identity = Identity::load(self.files(role, name)).unwrap();
         let client = Client::connect(&self.running.endpoint(), &identity, Role::Storage).unwrap();
         Caller { client, identity }
+    }
+
+    /// Waits until `/health` says something.
+    async fn eventually(&self, said: &str) {
+        for _ in 0..500 {
+            let mut stream = TcpStream::connect(self.running.admin_addr).await.unwrap();
+            let request = b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n";
+            stream.write_all(request).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            if answer.contains(said) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("/health does not say {said}");
     }
 
     fn blob_file(&self, digest: Sha256Digest) -> PathBuf {
@@ -544,16 +562,10 @@ async fn a_full_node_says_so() {
     }));
     let holder = busy.caller(Role::Sealer, "two");
     let holding = tokio::spawn(async move { holder.put_messages(held).await });
-    let mut status = sealer.put(b"y").await;
-    for _ in 0..100 {
-        if status.is_err() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        status = sealer.put(b"y").await;
-    }
+    busy.eventually("\"uploads\":1").await;
+    let status = sealer.put(b"y").await.unwrap_err();
     assert_eq!(
-        refused(&status.unwrap_err()),
+        refused(&status),
         (Code::ResourceExhausted, "TOO_MANY_TRANSFERS")
     );
     drop(started);
@@ -578,15 +590,8 @@ async fn a_full_node_says_so() {
         (Code::ResourceExhausted, "TOO_MANY_TRANSFERS")
     );
     drop(reading);
-    let mut again = sealer.get(blob, 0, 1, "").await;
-    for _ in 0..200 {
-        if again.is_ok() {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-        again = sealer.get(blob, 0, 1, "").await;
-    }
-    assert_eq!(again.unwrap(), bytes[..1]);
+    busy.eventually("\"reads\":0").await;
+    assert_eq!(sealer.get(blob, 0, 1, "").await.unwrap(), bytes[..1]);
 }
 
 #[tokio::test]
