@@ -74,14 +74,16 @@ pub fn fail(error: &anyhow::Error) -> ExitCode {
 fn sentence(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
-        let cause = match cause.downcast_ref::<tonic::Status>() {
-            Some(status) => status_sentence(status),
-            None => cause.to_string(),
-        };
+        // A status says its causes itself.
+        let status = cause.downcast_ref::<tonic::Status>();
+        let cause = status.map_or_else(|| cause.to_string(), status_sentence);
         if text.is_empty() {
             text = cause;
         } else if !text.contains(&cause) {
             let _ = write!(text, ": {cause}");
+        }
+        if status.is_some() {
+            break;
         }
     }
     text.split_whitespace().collect::<Vec<_>>().join(" ")

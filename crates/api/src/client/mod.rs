@@ -145,16 +145,42 @@ impl Client {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        self.retry.run(attempt).await
+        let outcome = self.retry.run(attempt).await;
+        outcome.map_err(|status| self.unreachable(status))
+    }
+
+    /// A broken or refused connection as `UNAVAILABLE` with the endpoint's name; any other status
+    /// as it is.
+    fn unreachable(&self, status: Status) -> Status {
+        let broken = is_transient(&status) || tls_refusal(&status).is_some();
+        if !broken || std::error::Error::source(&status).is_none() {
+            return status;
+        }
+        let message = format!("{}: {}", self.endpoint, explain(&status));
+        let mut named = Status::unavailable(message);
+        named.set_source(Arc::new(status));
+        named
     }
 }
 
-/// A sentence for a person: what the status says and, where it is about a certificate, whose.
+/// A sentence for a person: what the service said or, where the connection was not made or broke,
+/// why.
 #[must_use]
 pub fn explain(status: &Status) -> String {
-    match tls_refusal(status) {
-        Some(refusal) => refusal.to_string(),
+    let mut deepest: Option<&dyn std::error::Error> = std::error::Error::source(status);
+    if deepest.is_some_and(|source| source.is::<Status>()) {
+        // Told already by `Client::call`.
+        return status.message().to_owned();
+    }
+    if let Some(refusal) = tls_refusal(status) {
+        return refusal.to_string();
+    }
+    while let Some(next) = deepest.and_then(std::error::Error::source) {
+        deepest = Some(next);
+    }
+    match deepest {
         None => status.message().to_owned(),
+        Some(cause) => format!("cannot be reached: {cause}"),
     }
 }
 

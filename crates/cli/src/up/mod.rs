@@ -216,6 +216,7 @@ fn detach(layout: &Layout, arguments: &UpArgs) -> Result<Outcome> {
         if let Some(status) = child.try_wait().context("the suite's process")? {
             spinner.finish_and_clear();
             let said = supervisor::last_line(&log_path);
+            let said = said.trim_start_matches("chancery: ");
             bail!("the suite did not start ({status}): {said}");
         }
         if waited > deadline {

@@ -224,13 +224,14 @@ async fn is_healthy(admin: &str) -> std::io::Result<bool> {
     let mut stream = TcpStream::connect(admin).await?;
     let request = format!("GET /health HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await?;
-    let mut answer = [0; 12];
-    stream.read_exact(&mut answer).await?;
-    Ok(&answer == b"HTTP/1.1 200")
+    let mut answer = Vec::new();
+    stream.take(MAX_ANSWER).read_to_end(&mut answer).await?;
+    Ok(answer.starts_with(b"HTTP/1.1 200"))
 }
 
 /// How long a service may take to become healthy.
 pub const START_TIME: Duration = Duration::from_secs(30);
+const MAX_ANSWER: u64 = 64 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(15);
 const POLL: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
