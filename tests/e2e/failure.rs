@@ -1,0 +1,94 @@
+//! Processes that die, a database that goes away: nothing accepted is lost, nothing is done twice.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use chancery_tests::{Service, Suite};
+use serde_json::Value;
+
+use crate::path::{events, seal, texts};
+
+#[test]
+fn a_seal_job_survives_the_death_of_any_service_at_any_point() {
+    let suite = Suite::start();
+    suite.ok(&["keys", "create", "demo"]);
+    let mut jobs = 0;
+    for service in Service::ALL {
+        // At submission, while the source is read, while files are put, at the end.
+        for pause in [0, 60, 250, 700] {
+            let model = format!("m{jobs}");
+            let submitted = suite.json(&[
+                "seal", "submit", "tiny-qwen3", "--key", "demo", "--model", &model,
+            ]);
+            sleep(Duration::from_millis(pause));
+            suite.kill(service);
+            let id = submitted["id"].as_str().unwrap();
+            let ended = suite.eventually(&["seal", "show", id], |job| {
+                !matches!(job["state"].as_str(), Some("queued" | "running"))
+            });
+            assert_eq!(
+                ended["state"],
+                "succeeded",
+                "{} killed after {pause} ms: {ended:#}",
+                service.binary()
+            );
+            assert_eq!(ended["artifacts"].as_array().unwrap().len(), 2, "{ended:#}");
+            jobs += 1;
+        }
+    }
+    // Every job finished once: one `sealed` receipt each, two registrations each.
+    let all = suite.eventually(&["receipts", "list"], |receipts| receipts.is_array());
+    let count = |event: &str| {
+        let is = |receipt: &&Value| receipt["event"] == event;
+        all.as_array().unwrap().iter().filter(is).count()
+    };
+    assert_eq!(count("sealed"), jobs);
+    assert_eq!(count("registered"), 2 * jobs);
+    suite.eventually(&["model", "load", "m0"], |model| model["state"] == "ready");
+    assert_eq!(texts(&suite, "m0").len(), 6);
+}
+
+#[test]
+fn a_lost_database_is_a_clear_status_and_loses_nothing() {
+    let suite = Suite::start();
+    suite.ok(&["keys", "create", "before"]);
+    seal(&suite, "tiny-qwen3", "before", "tiny", &[]);
+    let before = events(&suite);
+    postgres(&suite, "-STOP");
+    let reason = suite.refused(&["keys", "create", "during"]);
+    postgres(&suite, "-CONT");
+    assert!(
+        reason.contains("UNAVAILABLE") || reason.contains("deadline") || reason.contains("Timeout"),
+        "{reason}"
+    );
+    suite.eventually(&["keys", "list"], |keys| keys.to_string().contains("before"));
+    let after = suite.eventually(&["receipts", "list"], |list| list.is_array());
+    assert!(after.as_array().unwrap().len() >= before.len());
+    suite.eventually(&["keys", "create", "after"], |key| key["state"] == "active");
+}
+
+#[test]
+fn a_restart_continues_with_the_same_data() {
+    let suite = Suite::start();
+    suite.ok(&["keys", "create", "demo"]);
+    seal(&suite, "tiny-qwen3", "demo", "tiny", &[]);
+    let before = events(&suite);
+    suite.down();
+    suite.up(&[&chancery_tests::data()]);
+    assert_eq!(events(&suite), before);
+    suite.ok(&["model", "load", "tiny"]);
+    assert_eq!(texts(&suite, "tiny").len(), 6);
+}
+
+/// Sends a signal to every process of the suite's Postgres.
+fn postgres(suite: &Suite, signal: &str) {
+    let folder = suite.state().join("postgres");
+    let status = Command::new("pkill")
+        .args([signal, "-f", &format!("postgres.*{}", folder.display())])
+        .status()
+        .expect("pkill runs");
+    assert!(status.success(), "no Postgres of {}", folder.display());
+    // The server processes are children of the one that names its folder.
+    let _ = Command::new("pkill").args([signal, "postgres"]).status();
+}
