@@ -19,7 +19,13 @@ fn a_seal_job_survives_the_death_of_any_service_at_any_point() {
         for pause in [0, 60, 250, 700] {
             let model = format!("m{jobs}");
             let submitted = suite.json(&[
-                "seal", "submit", "tiny-qwen3", "--key", "demo", "--model", &model,
+                "seal",
+                "submit",
+                "tiny-qwen3",
+                "--key",
+                "demo",
+                "--model",
+                &model,
             ]);
             sleep(Duration::from_millis(pause));
             suite.kill(service);
@@ -62,7 +68,9 @@ fn a_lost_database_is_a_clear_status_and_loses_nothing() {
         reason.contains("UNAVAILABLE") || reason.contains("deadline") || reason.contains("Timeout"),
         "{reason}"
     );
-    suite.eventually(&["keys", "list"], |keys| keys.to_string().contains("before"));
+    suite.eventually(&["keys", "list"], |keys| {
+        keys.to_string().contains("before")
+    });
     let after = suite.eventually(&["receipts", "list"], |list| list.is_array());
     assert!(after.as_array().unwrap().len() >= before.len());
     suite.eventually(&["keys", "create", "after"], |key| key["state"] == "active");

@@ -8,7 +8,13 @@ fn a_sealed_model_writes_the_originals_text_and_leaves_receipts() {
     let suite = Suite::start();
     let key = suite.json(&["keys", "create", "demo"]);
     assert_eq!(key["state"], "active");
-    let job = seal(&suite, "tiny-qwen3", "demo", "tiny", &["--transform", "perm"]);
+    let job = seal(
+        &suite,
+        "tiny-qwen3",
+        "demo",
+        "tiny",
+        &["--transform", "perm"],
+    );
     assert_eq!(job["artifacts"].as_array().unwrap().len(), 2, "{job:#}");
 
     let all = suite.json(&["model", "load", "tiny"]);
@@ -25,9 +31,12 @@ fn a_sealed_model_writes_the_originals_text_and_leaves_receipts() {
     suite.ok(&["model", "load", "tiny", "--budget", &budget]);
     assert_eq!(texts(&suite, "tiny"), resident);
     let models = suite.json(&["model", "list"]);
-    let pager = &models.as_array().unwrap_or(&vec![models.clone()])[0]["pager"];
+    let pager = &models[0]["pager"];
     assert!(pager["evictions"].as_u64().unwrap() > 0, "{models:#}");
-    assert!(pager["resident_bytes"].as_u64().unwrap() <= 2 * page, "{models:#}");
+    assert!(
+        pager["resident_bytes"].as_u64().unwrap() <= 2 * page,
+        "{models:#}"
+    );
 
     suite.ok(&["keys", "disable", "demo", "--reason", "end of the test"]);
     suite.ok(&["model", "unload", "tiny"]);
@@ -46,7 +55,10 @@ fn a_sealed_model_writes_the_originals_text_and_leaves_receipts() {
         "key-disabled",
         "refused",
     ] {
-        assert!(events.iter().any(|event| event == expected), "{expected}: {events:?}");
+        assert!(
+            events.iter().any(|event| event == expected),
+            "{expected}: {events:?}"
+        );
     }
     // What a receipt reports stands in the log in the order in which it happened.
     let place = |event: &str| events.iter().position(|known| known == event).unwrap();
@@ -66,7 +78,13 @@ fn a_sealed_model_writes_the_originals_text_and_leaves_receipts() {
 fn an_orthogonal_seal_writes_the_originals_text_within_its_rounding() {
     let suite = Suite::start();
     suite.ok(&["keys", "create", "orth"]);
-    seal(&suite, "tiny-qwen3", "orth", "tiny", &["--transform", "orth", "--lock", "v2"]);
+    seal(
+        &suite,
+        "tiny-qwen3",
+        "orth",
+        "tiny",
+        &["--transform", "orth", "--lock", "v2"],
+    );
     suite.ok(&["model", "load", "tiny"]);
     let same = texts(&suite, "tiny")
         .iter()
@@ -91,8 +109,14 @@ fn a_running_model_stops_when_its_artifact_is_revoked() {
         models.to_string().contains("\"revoked\"")
     });
     let reason = suite.refused(&["run", "tiny", "In the beginning", "--max-tokens", "4"]);
-    assert!(reason.contains("REVOKED") || reason.contains("revoked"), "{reason}");
-    let revoked = events(&suite).iter().filter(|event| *event == "revoked").count();
+    assert!(
+        reason.contains("REVOKED") || reason.contains("revoked"),
+        "{reason}"
+    );
+    let revoked = events(&suite)
+        .iter()
+        .filter(|event| *event == "revoked")
+        .count();
     assert!(revoked >= 2, "one by the operator, one by the node");
 }
 
@@ -107,8 +131,23 @@ fn one_request_id_has_one_effect_and_one_key_serves_one_source() {
     assert!(reason.contains("REQUEST_ID_REUSED"), "{reason}");
 
     let submit = |model: &str| {
-        let arguments = ["seal", "submit", "tiny-qwen3", "--key", "demo", "--model", model];
-        suite.run(&[&["--json"], &arguments[..], &["--watch", "--request-id", id]].concat())
+        let arguments = [
+            "seal",
+            "submit",
+            "tiny-qwen3",
+            "--key",
+            "demo",
+            "--model",
+            model,
+        ];
+        suite.run(
+            &[
+                &["--json"],
+                &arguments[..],
+                &["--watch", "--request-id", id],
+            ]
+            .concat(),
+        )
     };
     let one: Value = serde_json::from_slice(&submit("tiny").stdout).unwrap();
     let two: Value = serde_json::from_slice(&submit("tiny").stdout).unwrap();
@@ -130,7 +169,9 @@ fn one_request_id_has_one_effect_and_one_key_serves_one_source() {
 
 /// Seals and waits for success; the job.
 pub fn seal(suite: &Suite, source: &str, key: &str, model: &str, more: &[&str]) -> Value {
-    let arguments = ["seal", "submit", source, "--key", key, "--model", model, "--watch"];
+    let arguments = [
+        "seal", "submit", source, "--key", key, "--model", model, "--watch",
+    ];
     let job = suite.json(&[&arguments[..], more].concat());
     assert_eq!(job["state"], "succeeded", "{job:#}");
     job

@@ -5,8 +5,10 @@ use std::fs;
 use std::path::Path;
 
 use chancery_tests::{Service, Suite, data, for_each_memory_region};
-use model_key::{Component, KeyFile, Label, LockVersion, ModelKey, SubkeyId, SubkeySource as _};
+use model_key::{Component, KeyFile, Label, ModelKey, SubkeyId, SubkeySource as _};
 use sealing::{SealOptions, SealPlan};
+use weight_lock::Version;
+use weight_transform::Transform;
 
 use crate::path::{seal, texts};
 
@@ -21,7 +23,10 @@ fn the_storage_nodes_memory_and_disk_hold_no_key() {
     suite.ok(&["model", "load", "tiny"]);
     assert!(!texts(&suite, "tiny").is_empty());
 
-    let key = KeyFile::parse(&fs::read(&file).unwrap()).unwrap().open(None).unwrap();
+    let key = KeyFile::parse(&fs::read(&file).unwrap())
+        .unwrap()
+        .open(None)
+        .unwrap();
     let needles = secrets(&suite, &key);
     assert!(needles.len() > 80, "{}", needles.len());
 
@@ -37,7 +42,10 @@ fn the_storage_nodes_memory_and_disk_hold_no_key() {
     let mut scanned = 0;
     for_each_memory_region(suite.pid(Service::StorageNode), |bytes| {
         scanned += bytes.len();
-        assert!(!finds(bytes, &needles), "a key is in the storage node's memory");
+        assert!(
+            !finds(bytes, &needles),
+            "a key is in the storage node's memory"
+        );
     })
     .unwrap();
     assert!(scanned > 1 << 20, "{scanned} bytes scanned");
@@ -50,7 +58,9 @@ fn the_storage_nodes_memory_and_disk_hold_no_key() {
         if bytes.starts_with(b"JITLLM") {
             containers += 1;
             for text in ["<|im_start|>", "\u{120}LORD"] {
-                let plain = bytes.windows(text.len()).any(|window| window == text.as_bytes());
+                let plain = bytes
+                    .windows(text.len())
+                    .any(|window| window == text.as_bytes());
                 assert!(!plain, "{text} is in {}", path.display());
             }
         }
@@ -63,7 +73,7 @@ fn the_storage_nodes_memory_and_disk_hold_no_key() {
 fn secrets(suite: &Suite, key: &ModelKey) -> BTreeSet<[u8; 32]> {
     let options = SealOptions {
         transform: Transform::Perm,
-        lock: Some(LockVersion::V2),
+        lock: Some(Version::V2),
         client: false,
         salt: [0; 16],
     };
@@ -82,8 +92,10 @@ fn secrets(suite: &Suite, key: &ModelKey) -> BTreeSet<[u8; 32]> {
             });
         }
     }
-    let mut secrets: BTreeSet<[u8; 32]> =
-        ids.iter().map(|id| *key.subkey(id).unwrap().expose()).collect();
+    let mut secrets: BTreeSet<[u8; 32]> = ids
+        .iter()
+        .map(|id| *key.subkey(id).unwrap().expose())
+        .collect();
     secrets.insert(*key.expose());
     secrets
 }
@@ -95,8 +107,7 @@ fn finds(bytes: &[u8], needles: &BTreeSet<[u8; 32]>) -> bool {
         first[usize::from(u16::from_le_bytes([needle[0], needle[1]]))] = true;
     }
     bytes.windows(32).any(|window| {
-        first[usize::from(u16::from_le_bytes([window[0], window[1]]))]
-            && needles.contains(window)
+        first[usize::from(u16::from_le_bytes([window[0], window[1]]))] && needles.contains(window)
     })
 }
 

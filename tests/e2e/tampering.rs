@@ -52,8 +52,15 @@ fn a_registry_restored_from_an_older_state_is_refused() {
     fs::remove_dir_all(&postgres).unwrap();
     copy(&backup, &postgres);
     let output = suite.try_up(&[&data()]);
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stderr), suite.logs());
-    assert!(!output.status.success(), "the suite came up on a log that went back");
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stderr),
+        suite.logs()
+    );
+    assert!(
+        !output.status.success(),
+        "the suite came up on a log that went back"
+    );
     assert!(said.contains("went back"), "{said}");
 }
 

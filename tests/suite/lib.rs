@@ -157,7 +157,11 @@ impl Suite {
     pub fn refused(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let reason = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(1), "chancery {arguments:?}: {reason}");
+        assert_eq!(
+            output.status.code(),
+            Some(1),
+            "chancery {arguments:?}: {reason}"
+        );
         assert_eq!(reason.trim_end().lines().count(), 1, "{reason}");
         reason
     }
@@ -207,7 +211,10 @@ impl Suite {
     /// When `kill` cannot be run.
     pub fn kill(&self, service: Service) {
         let pid = self.pid(service).to_string();
-        Command::new("kill").args(["-9", &pid]).status().expect("kill runs");
+        Command::new("kill")
+            .args(["-9", &pid])
+            .status()
+            .expect("kill runs");
     }
 
     /// The last lines of every log, for a failure's message.
@@ -299,10 +306,24 @@ pub fn for_each_memory_region(pid: u32, mut see: impl FnMut(&[u8])) -> io::Resul
 /// Where cargo put the binaries: beside the folder of the test that runs.
 fn binaries() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let folder = test.ancestors().nth(2).expect("tests are in target/<profile>/deps");
-    for name in ["chancery", "registry", "storage-node", "key-service", "sealer", "inference-node"] {
+    let folder = test
+        .ancestors()
+        .nth(2)
+        .expect("tests are in target/<profile>/deps");
+    for name in [
+        "chancery",
+        "registry",
+        "storage-node",
+        "key-service",
+        "sealer",
+        "inference-node",
+    ] {
         let path = folder.join(name);
-        assert!(path.exists(), "{} is not built: run `make build`", path.display());
+        assert!(
+            path.exists(),
+            "{} is not built: run `make build`",
+            path.display()
+        );
     }
     folder.to_owned()
 }

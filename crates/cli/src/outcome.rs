@@ -10,7 +10,8 @@ use serde_json::Value;
 /// A command's result.
 pub struct Outcome {
     text: String,
-    json: Value,
+    /// `None` when everything was printed already.
+    json: Option<Value>,
     /// Whether the command found what it was asked to check to be wrong.
     refused: Option<String>,
 }
@@ -20,7 +21,7 @@ impl Outcome {
     pub fn new(value: &impl Serialize, text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
-            json: serde_json::to_value(value).expect("an outcome has string keys only"),
+            json: Some(serde_json::to_value(value).expect("an outcome has string keys only")),
             refused: None,
         }
     }
@@ -28,6 +29,15 @@ impl Outcome {
     /// A value whose text was printed already, or has none.
     pub fn silent(value: &impl Serialize) -> Self {
         Self::new(value, "")
+    }
+
+    /// Nothing further to print.
+    pub fn printed() -> Self {
+        Self {
+            text: String::new(),
+            json: None,
+            refused: None,
+        }
     }
 
     /// The same, found to be wrong: exit code 1 and one line of reason.
@@ -38,14 +48,11 @@ impl Outcome {
 
     /// Prints it and gives the exit code.
     pub fn finish(self, json: bool) -> io::Result<ExitCode> {
-        let mut out = io::stdout().lock();
-        if json {
-            serde_json::to_writer_pretty(&mut out, &self.json)?;
-            writeln!(out)?;
-        } else if !self.text.is_empty() {
-            writeln!(out, "{}", self.text.trim_end_matches('\n'))?;
+        match self.print(json) {
+            // Whoever read it has seen enough: `chancery ... | head`.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
+            printed => printed?,
         }
-        out.flush()?;
         Ok(match self.refused {
             None => ExitCode::SUCCESS,
             Some(reason) => {
@@ -53,6 +60,23 @@ impl Outcome {
                 ExitCode::from(REFUSED)
             }
         })
+    }
+}
+
+impl Outcome {
+    fn print(&self, json: bool) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        match &self.json {
+            Some(value) if json => {
+                serde_json::to_writer_pretty(&mut out, value)?;
+                writeln!(out)?;
+            }
+            _ if !json && !self.text.is_empty() => {
+                writeln!(out, "{}", self.text.trim_end_matches('\n'))?;
+            }
+            _ => {}
+        }
+        out.flush()
     }
 }
 

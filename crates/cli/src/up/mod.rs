@@ -161,7 +161,7 @@ async fn run(layout: &Layout, arguments: &UpArgs, json: bool) -> Result<Outcome>
     spinner.finish_and_clear();
     started?;
     stopped?;
-    Ok(Outcome::silent(&serde_json::json!({ "stopped": true })))
+    Ok(Outcome::printed())
 }
 
 /// Prints where everything is and lets a waiting `up --detach` go on.
