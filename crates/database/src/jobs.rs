@@ -69,6 +69,20 @@ impl JobRepository for PgJobs {
         Ok(Inserted::Existing(found))
     }
 
+    async fn job_by_request(
+        &self,
+        submitter: &SpiffeId,
+        request_id: RequestId,
+    ) -> Result<Option<JobRecord>, RepositoryError> {
+        let row = sqlx::query("SELECT * FROM seal_jobs WHERE submitter = $1 AND request_id = $2")
+            .bind(submitter.to_string())
+            .bind(request_id.as_uuid())
+            .fetch_optional(&self.pool)
+            .await
+            .map_err(classify)?;
+        row.as_ref().map(record).transpose()
+    }
+
     async fn job(&self, id: JobId) -> Result<JobRecord, RepositoryError> {
         get(&self.pool, id).await
     }

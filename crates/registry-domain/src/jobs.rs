@@ -12,6 +12,12 @@ use crate::{ArtifactKind, Inserted, Page, RepositoryError};
 pub trait JobRepository: Send + Sync {
     /// Accepts a job. The same submitter, request id and body give the stored job, another body is a conflict.
     async fn submit(&self, job: &NewJob) -> Result<Inserted<JobRecord>, RepositoryError>;
+    /// The job that a submitter's request made, if any.
+    async fn job_by_request(
+        &self,
+        submitter: &SpiffeId,
+        request_id: RequestId,
+    ) -> Result<Option<JobRecord>, RepositoryError>;
     /// One job.
     async fn job(&self, id: JobId) -> Result<JobRecord, RepositoryError>;
     /// Jobs, newest first.

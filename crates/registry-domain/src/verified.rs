@@ -107,15 +107,11 @@ impl ArtifactManifest {
             "files.path",
             "is not a relative path inside the artifact",
         )?;
-        rule(
-            self.files.iter().all(|file| file.size > 0),
-            "files.size",
-            "is 0",
-        )?;
         match (self.kind, &self.container) {
             (ArtifactKind::Checkpoint, None) => Ok(()),
             (ArtifactKind::Container, Some(container)) => {
                 rule(count == 1, "files", "is not the one container")?;
+                rule(self.files[0].size > 0, "files.size", "is 0")?;
                 rule(
                     container.salt_bytes().is_some(),
                     "container.salt",
@@ -284,6 +280,15 @@ mod tests {
             matches!(refused, ManifestError::OtherSigner { .. }),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_checkpoint_may_hold_empty_files() {
+        let mut checkpoint = manifest();
+        checkpoint.kind = ArtifactKind::Checkpoint;
+        checkpoint.container = None;
+        checkpoint.files[0].size = 0;
+        checkpoint.sign(&key()).unwrap();
     }
 
     #[test]

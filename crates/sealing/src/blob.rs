@@ -78,7 +78,7 @@ pub fn open_trusted(root: &Root, keys: &dyn SubkeySource) -> Result<TrustedFiles
     let metadata = SealMetadata::require(root)?;
     metadata.check_key(keys)?;
     let file = match metadata.scheme {
-        Scheme::Split => "transformer/trusted.kllm",
+        Scheme::Split => crate::scheme::SPLIT_BLOB,
         Scheme::L1 | Scheme::Client => "trusted.kllm",
     };
     let blob = root.read_file(file, MAX_BLOB)?;

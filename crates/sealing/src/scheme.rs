@@ -90,6 +90,18 @@ pub(crate) enum Metadata {
 pub(crate) type Entries = Vec<(&'static str, Value)>;
 
 impl Scheme {
+    /// Its kind, as the metadata will say.
+    pub(crate) fn kind(&self, options: &SealOptions) -> crate::metadata::Scheme {
+        use crate::metadata::Scheme::{Client, L1, Split};
+        if self.blob == SPLIT_BLOB {
+            Split
+        } else if options.client {
+            Client
+        } else {
+            L1
+        }
+    }
+
     pub(crate) fn of(root: &Root, options: &SealOptions) -> Result<Self, SealingError> {
         if let Some(sealed) = SealMetadata::recognise(root)? {
             return Err(SealingError::AlreadySealed { file: sealed.file });
@@ -261,3 +273,5 @@ pub(crate) fn vocabulary_entries(vocabulary: Vocabulary) -> Entries {
 }
 
 const MODEL_INDEX: &str = "model_index.json";
+/// Where the split scheme puts its trusted blob.
+pub(crate) const SPLIT_BLOB: &str = "transformer/trusted.kllm";

@@ -68,13 +68,34 @@ pub struct SealedShard {
 impl SealPlan {
     /// Looks at a source directory: every refusal that needs no key is made here.
     pub fn new(source: &Path, options: SealOptions) -> Result<Self, SealingError> {
-        let root = Root::open(source)?;
+        Self::from_root(Root::open(source)?, options)
+    }
+
+    /// As [`SealPlan::new`], of a directory that is open: no path is resolved again.
+    pub fn from_root(root: Root, options: SealOptions) -> Result<Self, SealingError> {
         let scheme = Scheme::of(&root, &options)?;
         Ok(Self {
             root,
             options,
             scheme,
         })
+    }
+
+    /// The scheme that the directory is sealed under.
+    #[must_use]
+    pub fn scheme(&self) -> crate::metadata::Scheme {
+        self.scheme.kind(&self.options)
+    }
+
+    /// Whether the directory is a pipeline of component folders.
+    #[must_use]
+    pub fn is_pipeline(&self) -> bool {
+        matches!(self.scheme.metadata, crate::scheme::Metadata::Pipeline { .. })
+    }
+
+    /// Whether a file of this path is in the source.
+    pub fn has_source_file(&self, path: &str) -> Result<bool, SealingError> {
+        Ok(self.root.has_file(path)?)
     }
 
     /// The options.
@@ -197,6 +218,16 @@ impl Sealer<'_> {
     pub fn shard_path(&self, shard: usize) -> String {
         let shard = &self.shards[shard];
         shard.component.path(shard.planned.file())
+    }
+
+    /// What sealing a shard will have reported as done.
+    #[must_use]
+    pub fn shard_step(&self, shard: usize) -> crate::monitor::Step {
+        let planned = &self.shards[shard].planned;
+        crate::monitor::Step {
+            bytes: planned.data_length(),
+            tensors: planned.tensors().len() as u64,
+        }
     }
 
     /// Writes one shard into the output under way, in any order and apart from the others.

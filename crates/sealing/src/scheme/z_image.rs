@@ -118,7 +118,7 @@ fn split(root: &Root, options: &SealOptions) -> Result<Scheme, SealingError> {
     Ok(Scheme {
         files: planned.collect(),
         components,
-        blob: "transformer/trusted.kllm",
+        blob: super::SPLIT_BLOB,
         metadata: Metadata::Pipeline {
             before: vec![("scheme", "d1-v1".into())],
             after: vec![("architecture", "ZImagePipeline".into())],
