@@ -1,0 +1,364 @@
+//! A container in storage, read by ranges: several in flight, resumed where one broke off.
+
+use std::cell::RefCell;
+use std::ops::ControlFlow;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use api::client::{Client, Retry, explain, is_transient};
+use api::v1;
+use direct_io::Arrived;
+use futures::stream::{FuturesUnordered, StreamExt};
+use identifiers::Sha256Digest;
+use pager::{RangeSource, SourceError};
+use service_runtime::CancellationToken;
+use tokio::runtime::Handle;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+/// The capability token in use; a renewal replaces it for every read that starts after.
+#[derive(Clone)]
+pub(crate) struct Token(Arc<RwLock<Arc<str>>>);
+
+impl Token {
+    pub(crate) fn new(token: &str) -> Self {
+        Self(Arc::new(RwLock::new(token.into())))
+    }
+
+    pub(crate) fn replace(&self, token: &str) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = token.into();
+    }
+
+    fn current(&self) -> Arc<str> {
+        self.0
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+/// One blob of a storage node. Reads block and are for threads outside the runtime.
+pub(crate) struct Blob {
+    pub client: Client,
+    pub digest: Sha256Digest,
+    pub token: Token,
+    pub runtime: Handle,
+    /// Ends every read.
+    pub stop: CancellationToken,
+    /// Ranges of one read that are in flight together, at least 1.
+    pub streams: usize,
+    pub retry: Retry,
+}
+
+/// Why a range could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Storage refused, or failed for longer than a read waits.
+    #[error("storage answered {:?}: {}", .0.code(), explain(.0))]
+    Status(Box<Status>),
+    /// Storage ends its answers too early, each time.
+    #[error("storage ends its answer {missing} bytes before the end of the range")]
+    Short {
+        /// Bytes that are missing.
+        missing: usize,
+    },
+    /// Storage sends more than was asked for.
+    #[error("storage sends more than the range that was asked for")]
+    TooMuch,
+    /// Storage goes silent, each time.
+    #[error("storage sent nothing for {} seconds", STALL.as_secs())]
+    Stalled,
+    /// The model is being closed.
+    #[error("the model is being closed")]
+    Stopped,
+}
+
+impl ReadError {
+    /// Whether storage is away, and not refusing.
+    pub(crate) fn is_transient(&self) -> bool {
+        match self {
+            // A busy node says so with RESOURCE_EXHAUSTED.
+            Self::Status(status) => {
+                is_transient(status)
+                    || matches!(
+                        status.code(),
+                        Code::ResourceExhausted | Code::DeadlineExceeded | Code::Cancelled
+                    )
+            }
+            Self::Short { .. } | Self::Stalled => true,
+            Self::TooMuch | Self::Stopped => false,
+        }
+    }
+}
+
+/// Takes pieces of the range as they become complete.
+type Taker<'a, 'b> = RefCell<&'a mut Arrived<'b>>;
+
+/// One of the ranges that a read is split into.
+struct Part<'a> {
+    /// Where it starts in the blob.
+    offset: u64,
+    /// Where it starts in the read.
+    base: usize,
+    out: &'a mut [u8],
+    /// Bytes that are there.
+    got: usize,
+    /// Bytes that were handed on.
+    handed: usize,
+}
+
+impl Part<'_> {
+    /// Takes bytes in, and hands on the pieces that they complete.
+    fn take(
+        &mut self,
+        data: &[u8],
+        piece: usize,
+        taker: &Taker<'_, '_>,
+    ) -> Result<ControlFlow<()>, ReadError> {
+        let room = &mut self.out[self.got..];
+        let room = room.get_mut(..data.len()).ok_or(ReadError::TooMuch)?;
+        room.copy_from_slice(data);
+        self.got += data.len();
+        while self.handed < self.got {
+            let end = self.out.len().min(self.handed + piece);
+            if end > self.got {
+                break;
+            }
+            let bytes = &mut self.out[self.handed..end];
+            if (taker.borrow_mut())(self.base + self.handed, bytes).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            self.handed = end;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn missing(&self) -> usize {
+        self.out.len() - self.got
+    }
+}
+
+impl Blob {
+    /// Reads a range whole.
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
+        let mut ignore = |_: usize, _: &mut [u8]| ControlFlow::Continue(());
+        self.read_parts(offset, out, MIN_PART, &mut ignore).map(drop)
+    }
+
+    fn read_parts(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        piece: usize,
+        arrived: &mut Arrived<'_>,
+    ) -> Result<ControlFlow<()>, ReadError> {
+        let taker = RefCell::new(arrived);
+        let share = out.len().div_ceil(self.streams).max(MIN_PART);
+        let share = share.next_multiple_of(piece);
+        let all = async {
+            let mut parts: FuturesUnordered<_> = out
+                .chunks_mut(share)
+                .enumerate()
+                .map(|(index, out)| {
+                    let base = index * share;
+                    let part = Part {
+                        offset: offset + base as u64,
+                        base,
+                        out,
+                        got: 0,
+                        handed: 0,
+                    };
+                    self.read_part(part, piece, &taker)
+                })
+                .collect();
+            while let Some(done) = parts.next().await {
+                if done?.is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            Ok(ControlFlow::Continue(()))
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => Err(ReadError::Stopped),
+                done = all => done,
+            }
+        })
+    }
+
+    /// Reads one part to its end, over as many streams as it takes.
+    async fn read_part(
+        &self,
+        mut part: Part<'_>,
+        piece: usize,
+        taker: &Taker<'_, '_>,
+    ) -> Result<ControlFlow<()>, ReadError> {
+        let mut failures = 0;
+        loop {
+            let token = self.token.current();
+            let before = part.got;
+            let error = match self.read_stream(&mut part, &token, piece, taker).await {
+                Ok(ControlFlow::Break(())) => return Ok(ControlFlow::Break(())),
+                Ok(ControlFlow::Continue(())) if part.missing() == 0 => {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                Ok(ControlFlow::Continue(())) => ReadError::Short {
+                    missing: part.missing(),
+                },
+                Err(error) => error,
+            };
+            failures = if part.got > before { 1 } else { failures + 1 };
+            // A token that ended was renewed in the meantime, or it is over.
+            let renewed = matches!(&error, ReadError::Status(status)
+                if status.code() == Code::Unauthenticated && *token != *self.token.current());
+            if failures > ATTEMPTS || !(renewed || error.is_transient()) {
+                return Err(error);
+            }
+            tracing::debug!(blob = %self.digest, at = part.got, %error, "reading on");
+            tokio::time::sleep(self.retry.pause(failures)).await;
+        }
+    }
+
+    /// Reads one stream from where the part stands.
+    async fn read_stream(
+        &self,
+        part: &mut Part<'_>,
+        token: &str,
+        piece: usize,
+        taker: &Taker<'_, '_>,
+    ) -> Result<ControlFlow<()>, ReadError> {
+        if part.missing() == 0 {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let request = v1::GetBlobRequest {
+            digest: self.digest.to_string(),
+            offset: part.offset + part.got as u64,
+            length: part.missing() as u64,
+            capability: token.to_owned(),
+        };
+        let mut storage = self.client.storage_service();
+        let mut answers = timeout(STALL, storage.get_blob(request))
+            .await
+            .map_err(|_| ReadError::Stalled)??
+            .into_inner();
+        loop {
+            let answer = timeout(STALL, answers.message());
+            match answer.await.map_err(|_| ReadError::Stalled)?? {
+                None => return Ok(ControlFlow::Continue(())),
+                Some(answer) => {
+                    if part.take(&answer.data, piece, taker)?.is_break() {
+                        return Ok(ControlFlow::Break(()));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl From<Status> for ReadError {
+    fn from(status: Status) -> Self {
+        Self::Status(Box::new(status))
+    }
+}
+
+impl RangeSource for Blob {
+    fn read_range(&self, offset: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        Ok(self.read(offset, out)?)
+    }
+
+    fn read_pieces(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        piece: usize,
+        arrived: &mut Arrived<'_>,
+    ) -> Result<ControlFlow<()>, SourceError> {
+        Ok(self.read_parts(offset, out, piece, arrived)?)
+    }
+}
+
+/// A range is not split further.
+const MIN_PART: usize = 1 << 20;
+/// Streams in a row that may fail without a byte.
+const ATTEMPTS: u32 = 8;
+/// Longest silence of a stream.
+const STALL: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(out: &mut [u8]) -> Part<'_> {
+        Part {
+            offset: 0,
+            base: 100,
+            out,
+            got: 0,
+            handed: 0,
+        }
+    }
+
+    #[test]
+    fn pieces_are_handed_on_once_they_are_whole() {
+        let mut seen = Vec::new();
+        let mut out = [0; 10];
+        let mut arrived = |at: usize, bytes: &mut [u8]| {
+            seen.push((at, bytes.to_vec()));
+            ControlFlow::Continue(())
+        };
+        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
+        let mut part = part(&mut out);
+        for data in [&[1, 2, 3][..], &[4, 5, 6, 7, 8], &[], &[9, 10]] {
+            assert!(part.take(data, 4, &taker).unwrap().is_continue());
+        }
+        assert_eq!(part.missing(), 0);
+        let expected = [
+            (100, vec![1, 2, 3, 4]),
+            (104, vec![5, 6, 7, 8]),
+            (108, vec![9, 10]),
+        ];
+        assert_eq!(seen, expected);
+    }
+
+    #[test]
+    fn more_than_was_asked_for_is_refused() {
+        let mut out = [0; 4];
+        let mut arrived = |_: usize, _: &mut [u8]| ControlFlow::Continue(());
+        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
+        let mut part = part(&mut out);
+        assert!(part.take(&[1, 2, 3], 4, &taker).is_ok());
+        let refused = part.take(&[4, 5], 4, &taker);
+        assert!(matches!(refused, Err(ReadError::TooMuch)));
+    }
+
+    #[test]
+    fn a_break_stops_the_part() {
+        let mut out = [0; 8];
+        let mut calls = 0;
+        let mut arrived = |_: usize, _: &mut [u8]| {
+            calls += 1;
+            ControlFlow::Break(())
+        };
+        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
+        assert!(part(&mut out).take(&[1; 8], 4, &taker).unwrap().is_break());
+        assert_eq!(calls, 1);
+    }
+
+    #[test]
+    fn refusals_are_final_and_absence_is_not() {
+        for (code, transient) in [
+            (Code::Unavailable, true),
+            (Code::ResourceExhausted, true),
+            (Code::PermissionDenied, false),
+            (Code::Unauthenticated, false),
+            (Code::NotFound, false),
+            (Code::DataLoss, false),
+        ] {
+            let error = ReadError::from(Status::new(code, "no"));
+            assert_eq!(error.is_transient(), transient, "{code:?}");
+        }
+        assert!(ReadError::Short { missing: 1 }.is_transient());
+        assert!(!ReadError::Stopped.is_transient());
+    }
+}
