@@ -90,7 +90,10 @@ impl SealPlan {
     /// Whether the directory is a pipeline of component folders.
     #[must_use]
     pub fn is_pipeline(&self) -> bool {
-        matches!(self.scheme.metadata, crate::scheme::Metadata::Pipeline { .. })
+        matches!(
+            self.scheme.metadata,
+            crate::scheme::Metadata::Pipeline { .. }
+        )
     }
 
     /// Whether a file of this path is in the source.

@@ -83,7 +83,10 @@ impl Config {
         let receipt_key = read_signing_key(&keys.receipts)?;
         let own_key = receipt_key.verifying_key();
         let is_own = |signer: &SpiffeId, key: &VerifyingKey| *signer == replica && *key == own_key;
-        let is_listed = trust.signers.iter().any(|(_, signer, key)| is_own(signer, key));
+        let is_listed = trust
+            .signers
+            .iter()
+            .any(|(_, signer, key)| is_own(signer, key));
         if !is_listed {
             return Err(BuildError::UntrustedReceiptKey(replica));
         }
@@ -209,12 +212,7 @@ impl App {
 }
 
 /// Keeps health in step with what the service needs: the database, and a log that only grows.
-async fn watch(
-    means: Arc<Means>,
-    database: Database,
-    health: Health,
-    shutdown: CancellationToken,
-) {
+async fn watch(means: Arc<Means>, database: Database, health: Health, shutdown: CancellationToken) {
     loop {
         match (database.is_alive().await, means.log.check_log().await) {
             (true, Ok(())) => health.serving().await,

@@ -90,7 +90,12 @@ impl Stage<'_> {
         let step = self.sealer.shard_step(shard);
         let Some(earlier) = recorded(durable, number(shard)?) else {
             let sealed = self.write(shard, &on_disk)?;
-            self.store(sealed.file.clone(), shard, shard_detail(&sealed), self.need_local)?;
+            self.store(
+                sealed.file.clone(),
+                shard,
+                shard_detail(&sealed),
+                self.need_local,
+            )?;
             return Ok(sealed);
         };
         let sealed = sealed_shard(earlier)?;
@@ -154,7 +159,10 @@ impl Stage<'_> {
         let mut left = Vec::new();
         for shard in 0..self.sealer.shards() {
             let is_done = if self.need_local {
-                self.staged.path().join(self.sealer.shard_path(shard)).exists()
+                self.staged
+                    .path()
+                    .join(self.sealer.shard_path(shard))
+                    .exists()
             } else {
                 recorded(durable, number(shard)?).is_some()
             };
@@ -169,7 +177,9 @@ impl Stage<'_> {
             let largest = left.iter().max().copied().unwrap_or(0);
             all.min(largest.saturating_mul(SHARDS_ON_DISK))
         };
-        Ok(self.staged.require_space(needed.saturating_add(SPARE_SPACE))?)
+        Ok(self
+            .staged
+            .require_space(needed.saturating_add(SPARE_SPACE))?)
     }
 }
 

@@ -76,6 +76,9 @@ pub fn seal(
     let sealer = Sealer::new(plan.meta(), &parameters)?;
     let unit_keys = unit_keys(attempt, key, resume, &sealer)?;
     attempt.meter.phase("sealing the container");
+    attempt
+        .meter
+        .expect_left(plan.container().header().file_len());
     let units = unit_counts(sealer.container());
     let name = format!("{}.jlm", attempt.order.model);
     let on_disk = attempt.folder.join("container.jlm");
@@ -155,8 +158,7 @@ impl Writing<'_> {
             std::mem::swap(&mut ready, &mut next);
         }
         self.put(&ready)?;
-        let section = sealer.finish()?;
-        self.put(&section)?;
+        self.out.write(&sealer.finish()?)?;
         Ok(self.out.finish(name))
     }
 
@@ -187,10 +189,7 @@ impl Output {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), JobError> {
-        let (written, ()) = rayon::join(
-            || self.file.write_all(bytes),
-            || self.hash.update(bytes),
-        );
+        let (written, ()) = rayon::join(|| self.file.write_all(bytes), || self.hash.update(bytes));
         written?;
         self.length += bytes.len() as u64;
         Ok(())

@@ -85,9 +85,7 @@ fn is_passing(status: &Status) -> bool {
 impl From<RepositoryError> for JobError {
     fn from(error: RepositoryError) -> Self {
         match &error {
-            RepositoryError::Unavailable(_) | RepositoryError::Busy => {
-                Self::Passing(chain(&error))
-            }
+            RepositoryError::Unavailable(_) | RepositoryError::Busy => Self::Passing(chain(&error)),
             RepositoryError::FencedOff
             | RepositoryError::Conflict(Conflict::State { .. })
             | RepositoryError::NotFound(_) => Self::Stopped,

@@ -85,7 +85,9 @@ impl Attempt {
             None => (self.means.randomness.bytes(), self.means.randomness.bytes()),
         };
         self.meter.phase("reading the source");
-        let plan = self.blocking(move |attempt| attempt.plan(blob_salt)).await?;
+        let plan = self
+            .blocking(move |attempt| attempt.plan(blob_salt))
+            .await?;
         let plan = Arc::new(plan);
         let resume = match earlier {
             Some(earlier) => {
@@ -117,9 +119,7 @@ impl Attempt {
         let key = Arc::new(self.key().await?);
         let grant = self.open_grant(&key, &resume).await?;
         let plan_labels = plan.clone();
-        let labels = self
-            .blocking(move |_| Ok(plan_labels.subkeys()?))
-            .await?;
+        let labels = self.blocking(move |_| Ok(plan_labels.subkeys()?)).await?;
         let subkeys = self.fetch(&grant, labels).await?;
         let durable = self.means.jobs.durable_files(self.lease.job.id);
         let durable = self.until_stopped(durable).await??;
@@ -130,8 +130,9 @@ impl Attempt {
                 let (resume, key) = (resume_, key_);
                 let container = durable.iter().find(|file| file.stage == CONTAINER);
                 let need_local = attempt.order.container && container.is_none();
-                let sealed =
-                    checkpoint_stage::seal(attempt, &plan, &subkeys, &resume, &durable, need_local)?;
+                let sealed = checkpoint_stage::seal(
+                    attempt, &plan, &subkeys, &resume, &durable, need_local,
+                )?;
                 let container = match container {
                     Some(file) => Some(container_stage::recorded(file)?),
                     None if attempt.order.container => Some(container_stage::seal(
@@ -143,6 +144,7 @@ impl Attempt {
                     )?),
                     None => None,
                 };
+                attempt.meter.expect_left(0);
                 let outcomes = outcomes(&plan, &sealed.report.files)?;
                 Ok(Product {
                     report: sealed.report,
@@ -241,7 +243,9 @@ impl Attempt {
             blob_salt: resume.blob_salt.to_vec(),
             container_salt: container_salt.map(Vec::from).unwrap_or_default(),
         };
-        let grant = self.until_stopped(self.means.grants.open(request)).await??;
+        let grant = self
+            .until_stopped(self.means.grants.open(request))
+            .await??;
         if grant.fingerprint != key.fingerprint {
             let message = "the grant is of a key with another fingerprint";
             return Err(JobError::refused("key-refused", message));
@@ -294,7 +298,8 @@ impl Attempt {
 
     async fn save(&self, resume: &Resume) -> Result<(), JobError> {
         let document = serde_json::to_value(resume);
-        let document = document.map_err(|error| JobError::refused("sealer-failed", error.to_string()))?;
+        let document =
+            document.map_err(|error| JobError::refused("sealer-failed", error.to_string()))?;
         let saved = self.means.jobs.save_resume(&self.lease, &document);
         Ok(self.until_stopped(saved).await??)
     }
@@ -306,7 +311,10 @@ impl Attempt {
         if key.is_active {
             return Ok(key);
         }
-        Err(JobError::refused("key-refused", "the key is disabled or destroyed"))
+        Err(JobError::refused(
+            "key-refused",
+            "the key is disabled or destroyed",
+        ))
     }
 }
 

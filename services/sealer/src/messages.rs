@@ -12,7 +12,9 @@ pub fn job(record: JobRecord, now: i64) -> Result<v1::SealJob, SealerError> {
         .map_err(|_| SealerError::Damaged)?;
     let progress = progress(&record, now);
     let result = record.result.unwrap_or_default();
-    let failure = record.failure.map(|failure| (failure.reason, failure.message));
+    let failure = record
+        .failure
+        .map(|failure| (failure.reason, failure.message));
     let (failure_reason, failure_message) = failure.unwrap_or_default();
     let artifacts = result.artifacts.into_iter();
     let files = result.files.into_iter();

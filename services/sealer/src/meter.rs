@@ -27,6 +27,13 @@ impl Meter {
         self.tensors_total.store(all.tensors, Ordering::Relaxed);
     }
 
+    /// Sets what is left to do, once it is known.
+    pub fn expect_left(&self, bytes: u64) {
+        let done = self.bytes_done.load(Ordering::Relaxed);
+        self.bytes_total
+            .store(done.saturating_add(bytes), Ordering::Relaxed);
+    }
+
     pub fn done(&self, step: Step) {
         self.bytes_done.fetch_add(step.bytes, Ordering::Relaxed);
         self.tensors_done.fetch_add(step.tensors, Ordering::Relaxed);

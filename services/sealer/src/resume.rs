@@ -45,8 +45,7 @@ pub fn shard_detail(shard: &SealedShard) -> serde_json::Value {
 /// The shard that a durable file is.
 pub fn sealed_shard(file: &DurableFile) -> Result<SealedShard, JobError> {
     let damaged = || JobError::refused("state-damaged", "a durable file's record is damaged");
-    let detail: ShardDetail =
-        serde_json::from_value(file.detail.clone()).map_err(|_| damaged())?;
+    let detail: ShardDetail = serde_json::from_value(file.detail.clone()).map_err(|_| damaged())?;
     let mut locked = Vec::with_capacity(detail.locked.len());
     for (tensor, domain, format) in detail.locked {
         let format = Format::from_name(&format).ok_or_else(damaged)?;

@@ -113,6 +113,11 @@ impl Worker {
         let job = lease.job.id;
         let (written, next) = match outcome {
             Ok(result) => {
+                let now = self.means.clock.unix_millis();
+                let progress = attempt.meter.read();
+                if let Err(error) = jobs.heartbeat(lease, &progress, now, self.terms).await {
+                    tracing::warn!(%job, error = chain(&error), "the last progress is not reported");
+                }
                 let write = || jobs.succeed(lease, &result, self.means.clock.unix_millis());
                 let written = self.insist(write).await;
                 tracing::info!(%job, "job succeeded");
@@ -235,7 +240,11 @@ impl Heartbeat {
                 () = sleep(self.period) => {}
             }
             let now = means.clock.unix_millis();
-            match means.jobs.heartbeat(lease, &meter.read(), now, self.terms).await {
+            match means
+                .jobs
+                .heartbeat(lease, &meter.read(), now, self.terms)
+                .await
+            {
                 Ok(beat) => {
                     expires = beat.expires_at;
                     if beat.cancel_requested && !stop.is_set() {
