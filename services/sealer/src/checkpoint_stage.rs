@@ -11,7 +11,7 @@ use sealing::{SealPlan, SealReport, SealedShard, Sealer, Step};
 use tokio::task::JoinHandle;
 
 use crate::failure::JobError;
-use crate::job::{Attempt, OutputFile, recorded};
+use crate::job::{Attempt, OutputFile};
 use crate::resume::{Resume, compare, manifest_file, sealed_shard, shard_detail};
 use crate::upload::digest;
 
@@ -240,12 +240,18 @@ fn expect(attempt: &Attempt, sealer: &Sealer<'_>) {
 }
 
 /// What sealing every shard reports.
-pub fn total(sealer: &Sealer<'_>) -> Step {
+fn total(sealer: &Sealer<'_>) -> Step {
     let steps = (0..sealer.shards()).map(|shard| sealer.shard_step(shard));
     steps.fold(Step::default(), |sum, step| Step {
         bytes: sum.bytes + step.bytes,
         tensors: sum.tensors + step.tensors,
     })
+}
+
+/// The file of that number, where an earlier attempt made it durable.
+fn recorded(durable: &[DurableFile], number: u32) -> Option<&DurableFile> {
+    let mut files = durable.iter();
+    files.find(|file| file.stage == CHECKPOINT && file.number == number)
 }
 
 fn is_intact(path: &Path, recorded: &DurableFile) -> Result<bool, JobError> {
@@ -268,7 +274,7 @@ fn number(at: usize) -> Result<u32, JobError> {
 }
 
 /// The stage's name in the record of durable files.
-pub const CHECKPOINT: &str = "checkpoint";
+const CHECKPOINT: &str = "checkpoint";
 /// One being sealed, one being stored, one to spare.
 const SHARDS_ON_DISK: u64 = 3;
 const SPARE_SPACE: u64 = 64 << 20;

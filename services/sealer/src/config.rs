@@ -143,3 +143,43 @@ const fn default_poll() -> u64 {
 const fn default_pause() -> u64 {
     30
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = r#"
+        source_roots = ["/srv/models"]
+        state_dir = "/var/lib/sealer"
+        trust = "trust.toml"
+        work_dir = "/var/lib/sealer/work"
+        [database]
+        url = "postgres:///chancery"
+        [identity]
+        ca = "ca.pem"
+        certificate = "one.pem"
+        private_key = "one.key"
+        trust_domain = "chancery.test"
+        [key_service]
+        endpoint = "https://127.0.0.1:1"
+        [keys]
+        receipts = "receipts.key"
+        [registry]
+        endpoint = "https://127.0.0.1:2"
+        [server]
+        admin = "127.0.0.1:0"
+        listen = "127.0.0.1:0"
+        [storage]
+        endpoint = "https://127.0.0.1:3"
+    "#;
+
+    #[test]
+    fn bounds_have_defaults_and_unknown_keys_are_refused() {
+        let config: Config = toml::from_str(MINIMAL).unwrap();
+        assert_eq!((config.workers, config.lease_seconds), (1, 30));
+        assert!(config.heartbeat_millis * 3 <= u64::from(config.lease_seconds) * 1000);
+        let unknown = MINIMAL.replace("trust = ", "wokers = 2\ntrust = ");
+        let error = toml::from_str::<Config>(&unknown).unwrap_err();
+        assert!(error.to_string().contains("wokers"));
+    }
+}

@@ -8,13 +8,14 @@ use api::v1;
 use custody::CustodyLog;
 use identifiers::GrantId;
 use key_client::{GrantClient, SealGrant};
+use model_key::{GrantedSubkeys, SubkeyId};
 use registry_domain::{
     DurableFile, FileFate, FileOutcome, JobRepository, JobResult, Lease, ManifestFile,
 };
 use sealing::{FileReport, Monitor, Outcome, SealPlan, Step};
 use service_runtime::{Clock, Randomness};
 
-use crate::checkpoint_stage::{self, CHECKPOINT};
+use crate::checkpoint_stage;
 use crate::container_stage::{self, CONTAINER};
 use crate::failure::JobError;
 use crate::keys::{self, KeyFacts};
@@ -52,6 +53,15 @@ pub struct Attempt {
     grant: Mutex<Option<GrantId>>,
 }
 
+/// What the outputs are made of.
+struct Inputs {
+    plan: Arc<SealPlan>,
+    resume: Resume,
+    key: KeyFacts,
+    subkeys: GrantedSubkeys,
+    durable: Vec<DurableFile>,
+}
+
 /// A file of the output that is complete in the job's folder.
 pub struct OutputFile {
     pub stage: &'static str,
@@ -78,7 +88,35 @@ impl Attempt {
 
     /// Does the job. Whatever an earlier attempt made durable is not done again.
     pub async fn run(self: &Arc<Self>) -> Result<JobResult, JobError> {
-        std::fs::create_dir_all(&self.folder)?;
+        tokio::fs::create_dir_all(&self.folder).await?;
+        let (plan, resume) = self.settle_source().await?;
+        self.meter.phase("fetching keys");
+        let key = self.key().await?;
+        let grant = self.open_grant(&key, &resume).await?;
+        let planned = plan.clone();
+        let labels = self.blocking(move |_| Ok(planned.subkeys()?)).await?;
+        let inputs = Inputs {
+            plan,
+            resume,
+            key,
+            subkeys: self.fetch(&grant, labels).await?,
+            durable: self
+                .until_stopped(self.means.jobs.durable_files(self.lease.job.id))
+                .await??,
+        };
+        let (inputs, product) = self
+            .blocking(move |attempt| attempt.produce(&inputs).map(|product| (inputs, product)))
+            .await?;
+        self.meter.phase("registering");
+        let artifacts = registration::register(self, &inputs.key, &inputs.resume, &product).await?;
+        Ok(JobResult {
+            artifacts,
+            files: product.outcomes,
+        })
+    }
+
+    /// Opens the source and hashes its weights: the first attempt keeps what a later one compares.
+    async fn settle_source(self: &Arc<Self>) -> Result<(Arc<SealPlan>, Resume), JobError> {
         let earlier = self.earlier()?;
         let (blob_salt, container_salt) = match &earlier {
             Some(earlier) => (earlier.blob_salt, earlier.container_salt),
@@ -89,76 +127,55 @@ impl Attempt {
             .blocking(move |attempt| attempt.plan(blob_salt))
             .await?;
         let plan = Arc::new(plan);
-        let resume = match earlier {
-            Some(earlier) => {
-                self.meter.phase("comparing the source");
-                let (plan, source) = (plan.clone(), earlier.source.clone());
-                self.blocking(move |attempt| {
-                    Ok(plan.check_source(&source, &attempt.monitor(&|_| {}))?)
-                })
-                .await?;
-                earlier
-            }
-            None => {
-                self.meter.phase("hashing the source");
-                let plan = plan.clone();
-                let source = self
-                    .blocking(move |attempt| Ok(plan.source_manifest(&attempt.monitor(&|_| {}))?))
-                    .await?;
-                let resume = Resume {
-                    source,
-                    blob_salt,
-                    container_salt,
-                };
-                self.save(&resume).await?;
-                resume
-            }
-        };
-        let resume = Arc::new(resume);
-        self.meter.phase("fetching keys");
-        let key = Arc::new(self.key().await?);
-        let grant = self.open_grant(&key, &resume).await?;
-        let plan_labels = plan.clone();
-        let labels = self.blocking(move |_| Ok(plan_labels.subkeys()?)).await?;
-        let subkeys = self.fetch(&grant, labels).await?;
-        let durable = self.means.jobs.durable_files(self.lease.job.id);
-        let durable = self.until_stopped(durable).await??;
-
-        let (resume_, key_) = (resume.clone(), key.clone());
-        let product = self
-            .blocking(move |attempt| {
-                let (resume, key) = (resume_, key_);
-                let container = durable.iter().find(|file| file.stage == CONTAINER);
-                let need_local = attempt.order.container && container.is_none();
-                let sealed = checkpoint_stage::seal(
-                    attempt, &plan, &subkeys, &resume, &durable, need_local,
-                )?;
-                let container = match container {
-                    Some(file) => Some(container_stage::recorded(file)?),
-                    None if attempt.order.container => Some(container_stage::seal(
-                        attempt,
-                        &subkeys,
-                        &key,
-                        &resume,
-                        &sealed.staged,
-                    )?),
-                    None => None,
-                };
-                attempt.meter.expect_left(0);
-                let outcomes = outcomes(&plan, &sealed.report.files)?;
-                Ok(Product {
-                    report: sealed.report,
-                    checkpoint: sealed.files,
-                    container,
-                    outcomes,
-                })
+        let hashed = plan.clone();
+        if let Some(earlier) = earlier {
+            self.meter.phase("comparing the source");
+            let source = earlier.source.clone();
+            self.blocking(move |attempt| {
+                Ok(hashed.check_source(&source, &attempt.monitor(&|_| {}))?)
             })
             .await?;
-        self.meter.phase("registering");
-        let artifacts = registration::register(self, &key, &resume, &product).await?;
-        Ok(JobResult {
-            artifacts,
-            files: product.outcomes,
+            return Ok((plan, earlier));
+        }
+        self.meter.phase("hashing the source");
+        let source = self
+            .blocking(move |attempt| Ok(hashed.source_manifest(&attempt.monitor(&|_| {}))?))
+            .await?;
+        let resume = Resume {
+            source,
+            blob_salt,
+            container_salt,
+        };
+        self.save(&resume).await?;
+        Ok((plan, resume))
+    }
+
+    /// Makes and stores every output.
+    fn produce(self: &Arc<Self>, inputs: &Inputs) -> Result<Product, JobError> {
+        let Inputs {
+            plan,
+            resume,
+            key,
+            subkeys,
+            durable,
+        } = inputs;
+        let earlier = durable.iter().find(|file| file.stage == CONTAINER);
+        let need_local = self.order.container && earlier.is_none();
+        let sealed = checkpoint_stage::seal(self, plan, subkeys, resume, durable, need_local)?;
+        let container = match earlier {
+            Some(file) => Some(container_stage::recorded(file)?),
+            None if need_local => {
+                let staged = &sealed.staged;
+                Some(container_stage::seal(self, subkeys, key, resume, staged)?)
+            }
+            None => None,
+        };
+        self.meter.expect_left(0);
+        Ok(Product {
+            outcomes: outcomes(plan, &sealed.report.files)?,
+            report: sealed.report,
+            checkpoint: sealed.files,
+            container,
         })
     }
 
@@ -258,8 +275,8 @@ impl Attempt {
     pub async fn fetch(
         &self,
         grant: &SealGrant,
-        ids: Vec<model_key::SubkeyId>,
-    ) -> Result<model_key::GrantedSubkeys, JobError> {
+        ids: Vec<SubkeyId>,
+    ) -> Result<GrantedSubkeys, JobError> {
         let mut rng = self.means.randomness.rng();
         let fetched = self.means.grants.fetch(grant, ids, &mut rng);
         Ok(self.until_stopped(fetched).await??)
@@ -340,10 +357,4 @@ fn outcomes(plan: &SealPlan, reports: &[FileReport]) -> Result<Vec<FileOutcome>,
         });
     }
     Ok(outcomes)
-}
-
-/// The durable file of a stage and number.
-pub fn recorded<'a>(durable: &'a [DurableFile], number: u32) -> Option<&'a DurableFile> {
-    let mut files = durable.iter();
-    files.find(|file| file.stage == CHECKPOINT && file.number == number)
 }

@@ -13,7 +13,7 @@ use database::{Database, DatabaseUrl, Options, PgJobs, Schema, provision};
 use ed25519_dalek::SigningKey;
 use identifiers::{RequestId, Role, SpiffeId};
 use local_postgres::LocalPostgres;
-use registry_domain::JobRepository as _;
+use registry_domain::{DurableFile, JobRepository as _};
 use service_runtime::trust::{PublicKey, Signer};
 use service_runtime::{
     CancellationToken, Clock as _, DatabaseSettings, Identity, IdentityFiles, LogSettings,
@@ -282,12 +282,19 @@ impl World {
         service.disable_key(request).await.unwrap();
     }
 
-    /// Whether the job can be resumed, and how many of its files are durable.
-    pub async fn durable_state(&self, job: &str) -> (bool, usize) {
-        let id = job.parse().unwrap();
-        let job = self.jobs.job(id).await.unwrap();
-        let files = self.jobs.durable_files(id).await.unwrap();
-        (job.resume.is_some(), files.len())
+    /// Whether an attempt at the job settled its source.
+    pub async fn is_resumable(&self, job: &str) -> bool {
+        let job = self.jobs.job(job.parse().unwrap()).await.unwrap();
+        job.resume.is_some()
+    }
+
+    pub async fn durable_files(&self, job: &str) -> Vec<DurableFile> {
+        self.jobs.durable_files(job.parse().unwrap()).await.unwrap()
+    }
+
+    /// The sealer's folder goes.
+    pub fn lose_work(&self) {
+        fs::remove_dir_all(self.path("work")).unwrap();
     }
 
     pub fn source(&self, name: &str) -> PathBuf {
