@@ -142,7 +142,8 @@ impl Blob {
     /// Reads a range whole.
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ReadError> {
         let mut ignore = |_: usize, _: &mut [u8]| ControlFlow::Continue(());
-        self.read_parts(offset, out, MIN_PART, &mut ignore).map(drop)
+        self.read_parts(offset, out, MIN_PART, &mut ignore)
+            .map(drop)
     }
 
     fn read_parts(
@@ -286,79 +287,4 @@ const ATTEMPTS: u32 = 8;
 const STALL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn part(out: &mut [u8]) -> Part<'_> {
-        Part {
-            offset: 0,
-            base: 100,
-            out,
-            got: 0,
-            handed: 0,
-        }
-    }
-
-    #[test]
-    fn pieces_are_handed_on_once_they_are_whole() {
-        let mut seen = Vec::new();
-        let mut out = [0; 10];
-        let mut arrived = |at: usize, bytes: &mut [u8]| {
-            seen.push((at, bytes.to_vec()));
-            ControlFlow::Continue(())
-        };
-        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
-        let mut part = part(&mut out);
-        for data in [&[1, 2, 3][..], &[4, 5, 6, 7, 8], &[], &[9, 10]] {
-            assert!(part.take(data, 4, &taker).unwrap().is_continue());
-        }
-        assert_eq!(part.missing(), 0);
-        let expected = [
-            (100, vec![1, 2, 3, 4]),
-            (104, vec![5, 6, 7, 8]),
-            (108, vec![9, 10]),
-        ];
-        assert_eq!(seen, expected);
-    }
-
-    #[test]
-    fn more_than_was_asked_for_is_refused() {
-        let mut out = [0; 4];
-        let mut arrived = |_: usize, _: &mut [u8]| ControlFlow::Continue(());
-        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
-        let mut part = part(&mut out);
-        assert!(part.take(&[1, 2, 3], 4, &taker).is_ok());
-        let refused = part.take(&[4, 5], 4, &taker);
-        assert!(matches!(refused, Err(ReadError::TooMuch)));
-    }
-
-    #[test]
-    fn a_break_stops_the_part() {
-        let mut out = [0; 8];
-        let mut calls = 0;
-        let mut arrived = |_: usize, _: &mut [u8]| {
-            calls += 1;
-            ControlFlow::Break(())
-        };
-        let taker: Taker<'_, '_> = RefCell::new(&mut arrived);
-        assert!(part(&mut out).take(&[1; 8], 4, &taker).unwrap().is_break());
-        assert_eq!(calls, 1);
-    }
-
-    #[test]
-    fn refusals_are_final_and_absence_is_not() {
-        for (code, transient) in [
-            (Code::Unavailable, true),
-            (Code::ResourceExhausted, true),
-            (Code::PermissionDenied, false),
-            (Code::Unauthenticated, false),
-            (Code::NotFound, false),
-            (Code::DataLoss, false),
-        ] {
-            let error = ReadError::from(Status::new(code, "no"));
-            assert_eq!(error.is_transient(), transient, "{code:?}");
-        }
-        assert!(ReadError::Short { missing: 1 }.is_transient());
-        assert!(!ReadError::Stopped.is_transient());
-    }
-}
+mod tests;

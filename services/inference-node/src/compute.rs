@@ -1,6 +1,7 @@
 //! The one thread that runs sessions, each with all of the node's processors, in order of arrival.
 
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -120,7 +121,9 @@ fn run_all(jobs: &Receiver<Counted>, pool: &ThreadPool, runtime: &Handle, unread
             finished: false,
             failure: None,
         };
-        let outcome = pool.install(|| run.session());
+        // A fault in one session leaves the thread to the others.
+        let session = AssertUnwindSafe(|| pool.install(|| run.session()));
+        let outcome = catch_unwind(session).unwrap_or(Err(NodeError::Panicked));
         run.end(outcome);
     }
 }
@@ -144,12 +147,10 @@ impl Run<'_> {
         let open = job.model.open()?;
         let started = Instant::now();
         let mut first = None;
-        let mut decoder = StreamDecoder::new(true);
-        let mut session = Session::new(
-            open.model.clone(),
-            open.weights.clone(),
-            open.pool.clone(),
-        )?;
+        // Who reads past the stop tokens wants to see them.
+        let mut decoder = StreamDecoder::new(!job.ignore_stop);
+        let mut session =
+            Session::new(open.model.clone(), open.weights.clone(), open.pool.clone())?;
         // A context that memory cuts short ends as the model's own does.
         let room = open.context().saturating_sub(job.prompt.len()) + 1;
         let request = Request {
@@ -242,9 +243,8 @@ impl Run<'_> {
             return;
         }
         // A full channel has a client that does not read: the status waits behind its tokens.
-        let sent = self
-            .runtime
-            .block_on(timeout(STATUS, self.job.answers.send(Err(to_status(error)))));
+        let told = self.job.answers.send(Err(to_status(error)));
+        let sent = self.runtime.block_on(async { timeout(STATUS, told).await });
         if sent.is_err() {
             self.job.cancel.store(true, Ordering::Relaxed);
         }

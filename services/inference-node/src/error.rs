@@ -101,6 +101,9 @@ pub enum NodeError {
     /// A run that cannot start or go on.
     #[error(transparent)]
     Run(#[from] RunError),
+    /// A session hit a fault of the engine.
+    #[error("the session failed")]
+    Panicked,
     /// A task of this process failed.
     #[error("a task failed")]
     Task(#[from] tokio::task::JoinError),
@@ -124,7 +127,7 @@ impl ServiceError for NodeError {
             | Self::Geometry(_) => Fault::Precondition,
             Self::NoKey(_) => Fault::Denied,
             Self::Budget { .. } | Self::Prompt(_) => Fault::Caller,
-            Self::Pager(_) | Self::Task(_) => Fault::Internal,
+            Self::Pager(_) | Self::Panicked | Self::Task(_) => Fault::Internal,
             Self::Memory(_) | Self::TooManyModels(_) | Self::Busy => Fault::Exhausted,
             Self::NotLoaded(_) => Fault::NotFound,
             Self::Closed(closed) => match closed {
@@ -180,6 +183,7 @@ impl ServiceError for NodeError {
             Self::NoTemplate(_) => "NO_CHAT_TEMPLATE",
             Self::Chat(_) => "CHAT_INVALID",
             Self::Run(error) => run_reason(error),
+            Self::Panicked => "SESSION_FAILED",
             Self::Task(_) => "TASK_FAILED",
         }
     }

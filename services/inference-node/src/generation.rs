@@ -49,7 +49,11 @@ impl Generation {
             temperature: request.temperature,
             top_k: 0,
             // 0 is the field's absence.
-            top_p: if request.top_p == 0.0 { 1.0 } else { request.top_p },
+            top_p: if request.top_p == 0.0 {
+                1.0
+            } else {
+                request.top_p
+            },
         };
         Ok(Self {
             model: request.model,

@@ -193,9 +193,9 @@ impl Loaded {
         true
     }
 
-    /// The receipt of the unloading: the same one when it is tried again.
-    pub(crate) fn unloading(&self, make: impl FnOnce() -> Receipt) -> Receipt {
-        self.state().unloading.get_or_insert_with(make).clone()
+    /// The receipt of the unloading: the first one when it is tried again.
+    pub(crate) fn unloading(&self, receipt: Receipt) -> Receipt {
+        self.state().unloading.get_or_insert(receipt).clone()
     }
 
     fn stats(&self) -> Stats {

@@ -111,7 +111,10 @@ impl Models {
     fn find(&self, name: &ModelName) -> Option<Arc<Loaded>> {
         let models = self.lock();
         let named = || models.iter().rev().filter(|model| name.names(model));
-        named().find(|model| model.is_ready()).or_else(|| named().next()).cloned()
+        named()
+            .find(|model| model.is_ready())
+            .or_else(|| named().next())
+            .cloned()
     }
 
     /// Puts a model in, in the place of an earlier load of the same artifact.
@@ -162,14 +165,19 @@ impl Node {
         if artifact.manifest().kind != ArtifactKind::Container {
             return Err(NodeError::NotContainer);
         }
-        let ready = self.models.all().iter().filter(|model| model.is_ready()).count();
+        let ready = self
+            .models
+            .all()
+            .iter()
+            .filter(|model| model.is_ready())
+            .count();
         if ready >= self.settings.max_loaded {
             return Err(NodeError::TooManyModels(ready));
         }
         let model = Arc::new(self.open(artifact, budget).await?);
-        let receipt = self
-            .receipts
-            .about(Event::Loaded, Some(actor), &model.manifest, model.lease());
+        let receipt =
+            self.receipts
+                .about(Event::Loaded, Some(actor), &model.manifest, model.lease());
         if let Err(error) = self.receipts.record(&receipt).await {
             model.close(Closed::Unloaded).await;
             return Err(error.into());
@@ -230,7 +238,15 @@ impl Node {
             .and_then(|record| record.salt_bytes())
             .unwrap_or_default();
         let mut rng = self.randomness.rng();
-        issue_unlock(&self.key_service, id, artifact.digest(), salt, &[], &mut rng).await
+        issue_unlock(
+            &self.key_service,
+            id,
+            artifact.digest(),
+            salt,
+            &[],
+            &mut rng,
+        )
+        .await
     }
 
     /// Drops a model. One that is not loaded is unloaded already.
@@ -243,7 +259,8 @@ impl Node {
         let unloading = tokio::spawn(async move {
             let _changing = node.changing.lock().await;
             while let Some(model) = node.models.find(&name) {
-                node.unload_one(Some(&actor), &model, Closed::Unloaded).await?;
+                node.unload_one(Some(&actor), &model, Closed::Unloaded)
+                    .await?;
             }
             Ok(())
         });
@@ -258,11 +275,9 @@ impl Node {
     ) -> Result<(), NodeError> {
         // What was revoked has its receipt already.
         if model.is_ready() {
-            let receipt = model.unloading(|| {
-                self.receipts
-                    .about(Event::Unloaded, actor, &model.manifest, model.lease())
-            });
-            self.receipts.record(&receipt).await?;
+            let (event, lease) = (Event::Unloaded, model.lease());
+            let receipt = self.receipts.about(event, actor, &model.manifest, lease);
+            self.receipts.record(&model.unloading(receipt)).await?;
         }
         model.close(why).await;
         self.models.remove(model);

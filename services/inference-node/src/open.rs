@@ -170,13 +170,12 @@ fn compare(
     Ok(())
 }
 
-fn vocab_of(
-    header: &SealedHeader,
-    meta: &[u8],
-    keys: &mut UnitKeys,
-) -> Result<Vocab, NodeError> {
+fn vocab_of(header: &SealedHeader, meta: &[u8], keys: &mut UnitKeys) -> Result<Vocab, NodeError> {
     let unit = UnitId::new(Region::Vocab, 0);
-    let span = header.container().unit(unit).ok_or(NodeError::NoVocabulary)?;
+    let span = header
+        .container()
+        .unit(unit)
+        .ok_or(NodeError::NoVocabulary)?;
     let key = take(keys, unit)?;
     let sealed = usize::try_from(span.offset)
         .ok()
@@ -192,11 +191,7 @@ fn vocab_of(
     Ok(vocab)
 }
 
-fn dense_of(
-    blob: &Blob,
-    header: &SealedHeader,
-    keys: &mut UnitKeys,
-) -> Result<Dense, NodeError> {
+fn dense_of(blob: &Blob, header: &SealedHeader, keys: &mut UnitKeys) -> Result<Dense, NodeError> {
     let unit = UnitId::new(Region::Dense, 0);
     let span = header.container().region(Region::Dense);
     let key = take(keys, unit)?;

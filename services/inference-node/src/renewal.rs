@@ -56,12 +56,21 @@ async fn until_refused(node: &Node, model: &Loaded) -> String {
             Ok(Err(error)) if !unlock_is_transient(&error) => return refusal(&error),
             Ok(Err(error)) => {
                 failures += 1;
-                tracing::warn!(model = model.name(), failures, error = refusal(&error), "not renewed");
+                tracing::warn!(
+                    model = model.name(),
+                    failures,
+                    error = refusal(&error),
+                    "not renewed"
+                );
                 sleep(TICK * failures.min(5)).await;
             }
             Err(_) => {
                 failures += 1;
-                tracing::warn!(model = model.name(), failures, "not renewed: no answer in time");
+                tracing::warn!(
+                    model = model.name(),
+                    failures,
+                    "not renewed: no answer in time"
+                );
             }
         }
     }
@@ -75,7 +84,11 @@ async fn revoke(node: Arc<Node>, model: Arc<Loaded>, reason: String) {
     }
     node.counts.revocations.inc();
     node.counts.models.set(node.ready_count());
-    tracing::error!(model = model.name(), reason, "revoked: keys and pages are dropped");
+    tracing::error!(
+        model = model.name(),
+        reason,
+        "revoked: keys and pages are dropped"
+    );
     let mut receipt = node
         .receipts
         .about(Event::Revoked, None, &model.manifest, model.lease());
