@@ -43,13 +43,13 @@ fn a_seal_job_survives_the_death_of_any_service_at_any_point() {
             jobs += 1;
         }
     }
-    // Every job finished once: one `sealed` receipt each, two registrations each.
+    // Every job finished once: one receipt for each of its two artifacts.
     let all = suite.eventually(&["receipts", "list"], |receipts| receipts.is_array());
     let count = |event: &str| {
         let is = |receipt: &&Value| receipt["event"] == event;
         all.as_array().unwrap().iter().filter(is).count()
     };
-    assert_eq!(count("sealed"), jobs);
+    assert_eq!(count("sealed"), 2 * jobs);
     assert_eq!(count("registered"), 2 * jobs);
     suite.eventually(&["model", "load", "m0"], |model| model["state"] == "ready");
     assert_eq!(texts(&suite, "m0").len(), 6);

@@ -13,6 +13,7 @@ use proto::v1::key_service_client::KeyServiceClient;
 use proto::v1::registry_service_client::RegistryServiceClient;
 use proto::v1::seal_service_client::SealServiceClient;
 use proto::v1::storage_service_client::StorageServiceClient;
+use tokio::io::AsyncBufReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tonic::Status;
@@ -71,9 +72,13 @@ impl Client {
                     "service.invalid",
                 )
                 .map_err(std::io::Error::other)?;
-                let tls = TlsConnector::from(identity.client_config(expected))
+                let mut tls = TlsConnector::from(identity.client_config(expected))
                     .connect(server_name, tcp)
                     .await?;
+                // In TLS 1.3 the server judges our certificate after our side is done. Its first
+                // words are HTTP/2 settings or the alert: written to before, a server that
+                // refused is a broken pipe that does not say why.
+                tls.fill_buf().await?;
                 Ok::<_, std::io::Error>(TokioIo::new(tls))
             }
         });
