@@ -330,7 +330,11 @@ mod tests {
                 .u16("first")
                 .and_then(|_| reader.u64("second"))
                 .unwrap_err();
-            let expected = if length < 2 { ("first", 0) } else { ("second", 2) };
+            let expected = if length < 2 {
+                ("first", 0)
+            } else {
+                ("second", 2)
+            };
             assert_eq!((error.field, error.offset), expected);
         }
     }

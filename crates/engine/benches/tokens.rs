@@ -1,11 +1,19 @@
 //! Products with matrices against reading the same bytes, and tokens per second of a fixture's
 //! model: `cargo bench -p engine`.
 
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark reports")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a benchmark reports"
+)]
 #![expect(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 #[path = "../tests/support/mod.rs"]
-#[allow(dead_code, clippy::print_stderr, reason = "a benchmark uses a part of it")]
+#[allow(
+    dead_code,
+    clippy::print_stderr,
+    reason = "a benchmark uses a part of it"
+)]
 mod support;
 
 use std::hint::black_box;
@@ -38,7 +46,10 @@ fn reading(bytes: &[u8]) -> f64 {
             .par_chunks(1 << 20)
             .map(|part| {
                 let (words, _) = part.as_chunks::<8>();
-                words.iter().map(|word| u64::from_le_bytes(*word)).fold(0, u64::wrapping_add)
+                words
+                    .iter()
+                    .map(|word| u64::from_le_bytes(*word))
+                    .fold(0, u64::wrapping_add)
             })
             .reduce(|| 0, u64::wrapping_add);
         black_box(sum);
@@ -49,7 +60,10 @@ fn reading(bytes: &[u8]) -> f64 {
 fn products() {
     let (k, rows) = (4096, 8192);
     println!("{rows} x {k}, {} threads", rayon::current_num_threads());
-    println!("{:<6} {:<9} {:>7} {:>12} {:>9} {:>14}", "type", "set", "MiB", "GB/s", "of read", "8 tokens GFLOP/s");
+    println!(
+        "{:<6} {:<9} {:>7} {:>12} {:>9} {:>14}",
+        "type", "set", "MiB", "GB/s", "of read", "8 tokens GFLOP/s"
+    );
     for dtype in DType::ALL {
         let lens = dtype.planes(k as u64, rows as u64).unwrap();
         // Byte 0x2c: small finite numbers in every float type.
@@ -76,7 +90,9 @@ fn products() {
 }
 
 fn tokens() {
-    let Some(fixtures) = support::fixtures() else { return };
+    let Some(fixtures) = support::fixtures() else {
+        return;
+    };
     for name in ["tiny-qwen3", "tiny-qwen3-moe"] {
         let made = Made::from_folder(&fixtures.join("models").join(name), &Options::default());
         let model = Arc::new(Model::new(&made.container).unwrap());

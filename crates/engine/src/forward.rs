@@ -64,7 +64,8 @@ impl Pass<'_> {
         let state = self.norm(norm, dense, state)?;
         let head = self.model.output.as_ref().unwrap_or(&self.model.embedding);
         let mut logits = vec![0.0; shape.vocab];
-        head.on(dense, &[])?.product(self.level, &state, 1, &mut logits);
+        head.on(dense, &[])?
+            .product(self.level, &state, 1, &mut logits);
         if !logits.iter().all(|value| value.is_finite()) {
             let place = format!("product with {:?}", head.name);
             return Err(RunError::NotFinite { place });
@@ -86,7 +87,9 @@ impl Pass<'_> {
             table.row(self.level, *id as usize, out);
         }
         if shape.embd_scale != 1.0 {
-            hidden.iter_mut().for_each(|value| *value *= shape.embd_scale);
+            hidden
+                .iter_mut()
+                .for_each(|value| *value *= shape.embd_scale);
         }
         Ok(hidden)
     }
@@ -133,10 +136,12 @@ impl Layer<'_> {
         hidden: &mut [f32],
     ) -> Result<(), RunError> {
         let weights = self.pass.weights;
-        let page = weights.block(self.index as u32).map_err(|source| RunError::Weights {
-            unit: format!("block {}", self.index),
-            source,
-        })?;
+        let page = weights
+            .block(self.index as u32)
+            .map_err(|source| RunError::Weights {
+                unit: format!("block {}", self.index),
+                source,
+            })?;
         if next as usize != self.index {
             weights.prefetch_block(next);
         }
@@ -150,9 +155,11 @@ impl Layer<'_> {
             FeedForward::Mixture { router, experts } => {
                 let routes = self.route(router, bytes, &x)?;
                 let mixed = match experts {
-                    Experts::InBlock(experts) => self.mixture(&routes, &x, |expert, x, count| {
-                        self.mlp(&experts[expert], bytes, x, count)
-                    })?,
+                    Experts::InBlock(experts) => {
+                        self.mixture(&routes, &x, |expert, x, count| {
+                            self.mlp(&experts[expert], bytes, x, count)
+                        })?
+                    }
                     Experts::Paged(mlp) => {
                         // The experts' pages may need the room of this one.
                         drop(page);
@@ -230,20 +237,28 @@ impl Layer<'_> {
         let mut out = vec![0.0; q.len()];
         if q.len() * (start + self.count) < SERIAL_WORK {
             let mut scores = Vec::new();
-            for (i, (query, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+            for (i, (query, out)) in q
+                .chunks_exact(dim)
+                .zip(out.chunks_exact_mut(dim))
+                .enumerate()
+            {
                 one(&mut scores, i, query, out);
             }
         } else {
             q.par_chunks_exact(dim)
                 .zip(out.par_chunks_exact_mut(dim))
                 .enumerate()
-                .for_each_init(Vec::new, |scores, (i, (query, out))| one(scores, i, query, out));
+                .for_each_init(Vec::new, |scores, (i, (query, out))| {
+                    one(scores, i, query, out)
+                });
         }
         out
     }
 
     fn project(&self, p: &Projection, page: &[u8], x: &[f32]) -> Result<Vec<f32>, RunError> {
-        let mut y = self.pass.product(p.weight.on(self.dense, page)?, x, self.count);
+        let mut y = self
+            .pass
+            .product(p.weight.on(self.dense, page)?, x, self.count);
         if let Some(bias) = &p.bias {
             let bias = self.pass.vector(bias, self.dense)?;
             y.chunks_exact_mut(bias.len()).for_each(|y| add(y, &bias));
@@ -257,13 +272,17 @@ impl Layer<'_> {
         for (gate, up) in gate.iter_mut().zip(&up) {
             *gate = *gate / (1.0 + (-*gate).exp()) * up;
         }
-        Ok(self.pass.product(mlp.down.on(self.dense, page)?, &gate, count))
+        Ok(self
+            .pass
+            .product(mlp.down.on(self.dense, page)?, &gate, count))
     }
 
     /// The experts of each token, with their weights.
     fn route(&self, router: &Slot, page: &[u8], x: &[f32]) -> Result<Vec<Route>, RunError> {
         let shape = &self.pass.model.shape;
-        let scores = self.pass.product(router.on(self.dense, page)?, x, self.count);
+        let scores = self
+            .pass
+            .product(router.on(self.dense, page)?, x, self.count);
         let mut routes = Vec::new();
         for (token, scores) in scores.chunks_exact(shape.experts).enumerate() {
             if !scores.iter().all(|score| score.is_finite()) {
@@ -294,10 +313,13 @@ impl Layer<'_> {
         wanted.dedup();
         weights.prefetch_experts(block, &wanted);
         self.mixture(routes, x, |expert, x, count| {
-            let page = weights.expert(block, expert as u32).map_err(|source| RunError::Weights {
-                unit: format!("expert {expert} of block {block}"),
-                source,
-            })?;
+            let page =
+                weights
+                    .expert(block, expert as u32)
+                    .map_err(|source| RunError::Weights {
+                        unit: format!("expert {expert} of block {block}"),
+                        source,
+                    })?;
             self.mlp(mlp, (*page).as_ref(), x, count)
         })
     }

@@ -60,7 +60,9 @@ impl KvPool {
     #[must_use]
     pub fn capacity(&self) -> usize {
         let blocks = self.budget / self.shape.block_bytes().max(1);
-        usize::try_from(blocks).unwrap_or(usize::MAX).saturating_mul(BLOCK_TOKENS)
+        usize::try_from(blocks)
+            .unwrap_or(usize::MAX)
+            .saturating_mul(BLOCK_TOKENS)
     }
 
     /// Bytes of the blocks that sessions hold.
@@ -77,7 +79,9 @@ impl KvPool {
         }
         let next = (state.made + 1).checked_mul(self.shape.block_bytes());
         if next.is_none_or(|bytes| bytes > self.budget) {
-            return Err(RunError::KvBudget { budget: self.budget });
+            return Err(RunError::KvBudget {
+                budget: self.budget,
+            });
         }
         state.made += 1;
         Ok(vec![0.0; self.shape.block_len()].into_boxed_slice())
@@ -180,11 +184,16 @@ mod tests {
         cache.reserve(40).unwrap();
         for position in 0..40 {
             for layer in 0..2 {
-                let key: [f32; 6] = std::array::from_fn(|i| (position * 100 + layer * 10 + i) as f32);
+                let key: [f32; 6] =
+                    std::array::from_fn(|i| (position * 100 + layer * 10 + i) as f32);
                 cache.write(layer, position, &key, &key.map(|v| -v));
             }
         }
-        let keys: Vec<f32> = cache.head(1, Part::Keys, 1, 34).flatten().copied().collect();
+        let keys: Vec<f32> = cache
+            .head(1, Part::Keys, 1, 34)
+            .flatten()
+            .copied()
+            .collect();
         assert_eq!(keys.len(), 34 * 3);
         assert_eq!(keys[33 * 3..], [3313.0, 3314.0, 3315.0]);
         let values: Vec<&[f32]> = cache.head(0, Part::Values, 0, 33).collect();
@@ -205,6 +214,12 @@ mod tests {
         assert_eq!(pool.held(), 0);
         let mut cache = KvCache::new(pool);
         cache.reserve(64).unwrap();
-        assert!(cache.blocks.iter().flat_map(|block| block.iter()).all(|v| *v == 0.0));
+        assert!(
+            cache
+                .blocks
+                .iter()
+                .flat_map(|block| block.iter())
+                .all(|v| *v == 0.0)
+        );
     }
 }

@@ -9,7 +9,10 @@
 //! over f32, f16, bfloat16 and all packed weight types. The logits of a position depend neither
 //! on how a prompt is split nor on which pages were resident.
 
-#![expect(unsafe_code, reason = "vector instructions, behind proofs of the processor's features")]
+#![expect(
+    unsafe_code,
+    reason = "vector instructions, behind proofs of the processor's features"
+)]
 
 mod error;
 mod forward;

@@ -113,7 +113,12 @@ impl Slot {
         let [qs, d, sc] = self.planes.map(plane);
         let matrix = (|| Matrix::new(self.dtype, self.k, self.rows, qs?, d?, sc?))();
         matrix.ok_or_else(|| RunError::ShortPage {
-            unit: if self.dense { "the dense region" } else { "a block or expert" }.to_owned(),
+            unit: if self.dense {
+                "the dense region"
+            } else {
+                "a block or expert"
+            }
+            .to_owned(),
             name: self.name.clone(),
         })
     }
@@ -195,13 +200,29 @@ impl Shape {
             ctx: config.n_ctx as usize,
             experts: config.n_expert as usize,
             experts_used: config.n_expert_used as usize,
-            expert_scale: if config.expert_scale == 0.0 { 1.0 } else { config.expert_scale },
+            expert_scale: if config.expert_scale == 0.0 {
+                1.0
+            } else {
+                config.expert_scale
+            },
             keep_router_weights: flag(Flags::KEEP_ROUTER_WEIGHTS),
             rms_eps: config.rms_eps,
             rope_base: config.rope_base,
-            rope_linear: if config.rope_linear == 0.0 { 1.0 } else { config.rope_linear },
-            attn_factor: if config.attn_factor == 0.0 { 1.0 } else { config.attn_factor },
-            embd_scale: if config.embd_scale == 0.0 { 1.0 } else { config.embd_scale },
+            rope_linear: if config.rope_linear == 0.0 {
+                1.0
+            } else {
+                config.rope_linear
+            },
+            attn_factor: if config.attn_factor == 0.0 {
+                1.0
+            } else {
+                config.attn_factor
+            },
+            embd_scale: if config.embd_scale == 0.0 {
+                1.0
+            } else {
+                config.embd_scale
+            },
             neox: flag(Flags::ROPE_NEOX),
             norm_whole: flag(Flags::QK_NORM_WHOLE),
         }
@@ -210,7 +231,13 @@ impl Shape {
 
 fn check_config(config: &Config) -> Result<(), ModelError> {
     let refuse = |field, reason: String| Err(ModelError::Config { field, reason });
-    let archs = [Arch::LLAMA, Arch::QWEN2, Arch::QWEN3, Arch::QWEN3_MOE, Arch::OLMOE];
+    let archs = [
+        Arch::LLAMA,
+        Arch::QWEN2,
+        Arch::QWEN3,
+        Arch::QWEN3_MOE,
+        Arch::OLMOE,
+    ];
     if !archs.contains(&config.arch) {
         return refuse("Arch", format!("{} is not supported", config.arch.name()));
     }
@@ -225,7 +252,11 @@ fn check_config(config: &Config) -> Result<(), ModelError> {
     let other = config.flags.0 & !known.0;
     if other != 0 {
         let bit = other.trailing_zeros() as usize;
-        let name = Flags::NAMES.get(bit).copied().flatten().unwrap_or("unnamed");
+        let name = Flags::NAMES
+            .get(bit)
+            .copied()
+            .flatten()
+            .unwrap_or("unnamed");
         return refuse("Flags", format!("bit {bit} ({name}) is not supported"));
     }
     for (field, value) in [
@@ -253,8 +284,15 @@ fn check_config(config: &Config) -> Result<(), ModelError> {
     if config.n_expert > 0 && !(1..=config.n_expert).contains(&config.n_expert_used) {
         return refuse("NExpertUsed", format!("is not 1 to {}", config.n_expert));
     }
-    if config.layer_kinds.iter().any(|kind| *kind != LayerKind::Attention) {
-        return refuse("LayerKinds", "has layers other than full attention".to_owned());
+    if config
+        .layer_kinds
+        .iter()
+        .any(|kind| *kind != LayerKind::Attention)
+    {
+        return refuse(
+            "LayerKinds",
+            "has layers other than full attention".to_owned(),
+        );
     }
     for (field, value) in [
         ("SWAWindow", config.swa_window),
@@ -263,7 +301,10 @@ fn check_config(config: &Config) -> Result<(), ModelError> {
         ("QLoraRank", config.q_lora_rank),
         ("KVLoraRank", config.kv_lora_rank),
         ("NMTP", config.n_mtp),
-        ("RopeSections", config.rope_sections.iter().copied().max().unwrap_or(0)),
+        (
+            "RopeSections",
+            config.rope_sections.iter().copied().max().unwrap_or(0),
+        ),
     ] {
         if value != 0 {
             return refuse(field, format!("{value} is not supported"));
@@ -307,7 +348,13 @@ impl<'a> Finder<'a> {
         let queries = shape.heads * shape.head_dim;
         let keys = shape.kv_heads * shape.head_dim;
         let norms = config.flags.has(Flags::QK_NORM);
-        let norm_len = |whole| if shape.norm_whole { whole } else { shape.head_dim };
+        let norm_len = |whole| {
+            if shape.norm_whole {
+                whole
+            } else {
+                shape.head_dim
+            }
+        };
         let mut norm = |role, length| match norms {
             true => self.vector(role, block, length).map(Some),
             false => Ok(None),
@@ -354,7 +401,10 @@ impl<'a> Finder<'a> {
         }
         let ffn = config.n_ffn_exp as usize;
         let router = self.matrix(Role::ROUTER, block, embd, shape.experts)?;
-        let banked = self.container.tensor_of(Role::EXP_GATE_BANK, block).is_some();
+        let banked = self
+            .container
+            .tensor_of(Role::EXP_GATE_BANK, block)
+            .is_some();
         let experts = if banked {
             Experts::Paged(Box::new(Mlp {
                 gate: self.bank(Role::EXP_GATE_BANK, block, embd, ffn, shape.experts)?,
@@ -370,7 +420,11 @@ impl<'a> Finder<'a> {
                 })
             };
             let experts = 0..config.n_expert as i32;
-            Experts::InBlock(experts.map(&mut expert).collect::<Result<_, ModelError>>()?)
+            Experts::InBlock(
+                experts
+                    .map(&mut expert)
+                    .collect::<Result<_, ModelError>>()?,
+            )
         };
         Ok(FeedForward::Mixture { router, experts })
     }
@@ -391,7 +445,13 @@ impl<'a> Finder<'a> {
         }
     }
 
-    fn matrix(&mut self, role: Role, block: i32, k: usize, rows: usize) -> Result<Slot, ModelError> {
+    fn matrix(
+        &mut self,
+        role: Role,
+        block: i32,
+        k: usize,
+        rows: usize,
+    ) -> Result<Slot, ModelError> {
         self.indexed(role, block, -1, [k, rows])
     }
 
@@ -433,7 +493,12 @@ impl<'a> Finder<'a> {
             .ok()
             .and_then(|block| self.container.expert_page(block, 0));
         let base = page.map(|page| page.offset);
-        slot(entry, &self.container.planes(entry), base, [k, rows, experts])
+        slot(
+            entry,
+            &self.container.planes(entry),
+            base,
+            [k, rows, experts],
+        )
     }
 
     fn entry(&mut self, key: TensorKey) -> Result<&'a TensorEntry, ModelError> {
@@ -474,14 +539,20 @@ fn slot(
     };
     let dims = [entry.k(), entry.rows(), entry.sheets()];
     if dims != [k, rows, sheets].map(|dim| dim as u64) {
-        return Err(refuse(format!("shape is {dims:?}, not {:?}", [k, rows, sheets])));
+        return Err(refuse(format!(
+            "shape is {dims:?}, not {:?}",
+            [k, rows, sheets]
+        )));
     }
     let relative = |span: Span| {
         let offset = match span.length {
             0 => 0,
             _ => span.offset.checked_sub(base?)?,
         };
-        Some((usize::try_from(offset).ok()?, usize::try_from(span.length).ok()?))
+        Some((
+            usize::try_from(offset).ok()?,
+            usize::try_from(span.length).ok()?,
+        ))
     };
     let [qs, d, sc] = planes.as_array().map(relative);
     let planes = (|| Some([qs?, d?, sc?]))();

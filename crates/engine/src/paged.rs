@@ -82,13 +82,17 @@ impl<D: AsRef<[u8]> + Send + Sync> Weights for Paged<D> {
     }
 
     fn prefetch_experts(&self, block: u32, experts: &[u32]) {
-        let pages = experts.iter().filter_map(|expert| self.expert_page(block, *expert));
+        let pages = experts
+            .iter()
+            .filter_map(|expert| self.expert_page(block, *expert));
         pages.for_each(|page| self.pager.prefetch(page));
     }
 }
 
 impl<D> fmt::Debug for Paged<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Paged").field("pager", &self.pager).finish_non_exhaustive()
+        f.debug_struct("Paged")
+            .field("pager", &self.pager)
+            .finish_non_exhaustive()
     }
 }

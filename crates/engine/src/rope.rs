@@ -73,7 +73,11 @@ impl Turns {
     pub(crate) fn apply(&self, token: usize, head: &mut [f32]) {
         let turns = &self.turns[token * self.pairs..][..self.pairs];
         for (i, (cos, sin)) in turns.iter().enumerate() {
-            let (a, b) = if self.neox { (i, i + self.pairs) } else { (2 * i, 2 * i + 1) };
+            let (a, b) = if self.neox {
+                (i, i + self.pairs)
+            } else {
+                (2 * i, 2 * i + 1)
+            };
             let (x, y) = (head[a], head[b]);
             head[a] = x * cos - y * sin;
             head[b] = y * cos + x * sin;

@@ -23,7 +23,10 @@ pub enum Sampling {
 impl Sampling {
     /// Refuses settings out of range. A temperature of 0 means [`Sampling::Greedy`].
     pub fn checked(self) -> Result<Self, RunError> {
-        let Self::Random { temperature, top_p, .. } = self else {
+        let Self::Random {
+            temperature, top_p, ..
+        } = self
+        else {
             return Ok(self);
         };
         let refuse = |field, reason| Err(RunError::Sampling { field, reason });
@@ -33,7 +36,11 @@ impl Sampling {
         if !(top_p > 0.0 && top_p <= 1.0) {
             return refuse("top_p", "must be above 0 and at most 1");
         }
-        Ok(if temperature == 0.0 { Self::Greedy } else { self })
+        Ok(if temperature == 0.0 {
+            Self::Greedy
+        } else {
+            self
+        })
     }
 
     /// Draws a token. `logits` is one finite value an id; at least one.
@@ -76,7 +83,8 @@ fn random(logits: &[f32], temperature: f32, top_k: usize, top_p: f32, rng: &mut 
     let mut weights: Vec<f64> = order
         .iter()
         .map(|id| {
-            let weight = ((f64::from(logits[*id as usize]) - highest) / f64::from(temperature)).exp();
+            let weight =
+                ((f64::from(logits[*id as usize]) - highest) / f64::from(temperature)).exp();
             total += weight;
             weight
         })
@@ -126,13 +134,18 @@ mod tests {
         };
         let draw = |seed| {
             let mut rng = ChaCha20Rng::seed_from_u64(seed);
-            (0..4000).map(|_| sampling.draw(&logits, &mut rng)).collect::<Vec<_>>()
+            (0..4000)
+                .map(|_| sampling.draw(&logits, &mut rng))
+                .collect::<Vec<_>>()
         };
         let draws = draw(1);
         assert_eq!(draws, draw(1));
         assert_ne!(draws, draw(2));
         let ones = draws.iter().filter(|id| **id == 1).count();
-        assert!((2880..3120).contains(&ones), "three in four of 4000, got {ones}");
+        assert!(
+            (2880..3120).contains(&ones),
+            "three in four of 4000, got {ones}"
+        );
         assert!(!draws.contains(&2));
     }
 

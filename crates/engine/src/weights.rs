@@ -53,7 +53,8 @@ impl<B: AsRef<[u8]>> InMemory<B> {
         let experts = mixtures
             .map(|block| Some((*block, container.expert_page(*block, 0)?)))
             .collect::<Option<Vec<_>>>()?;
-        let ends = [Region::Dense, Region::Text, Region::Experts].map(|r| container.region(r).end());
+        let ends =
+            [Region::Dense, Region::Text, Region::Experts].map(|r| container.region(r).end());
         if ends.iter().any(|end| end.is_none_or(|end| end > length)) {
             return None;
         }
@@ -68,7 +69,10 @@ impl<B: AsRef<[u8]>> InMemory<B> {
 
     fn slice(&self, span: Span) -> Option<&[u8]> {
         let start = usize::try_from(span.offset).ok()?;
-        self.bytes.as_ref().get(start..)?.get(..usize::try_from(span.length).ok()?)
+        self.bytes
+            .as_ref()
+            .get(start..)?
+            .get(..usize::try_from(span.length).ok()?)
     }
 }
 
@@ -85,7 +89,9 @@ impl<B: AsRef<[u8]> + Send + Sync> Weights for InMemory<B> {
     }
 
     fn expert(&self, block: u32, expert: u32) -> Result<Page<'_>, SourceError> {
-        let at = self.experts.binary_search_by_key(&block, |(block, _)| *block);
+        let at = self
+            .experts
+            .binary_search_by_key(&block, |(block, _)| *block);
         let (_, first) = self.experts[at.map_err(|_| NoSuchPage)?];
         let offset = u64::from(expert) * first.length;
         let page = self.slice(Span::new(first.offset + offset, first.length));

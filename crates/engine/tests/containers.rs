@@ -41,10 +41,15 @@ fn every_types_values_are_the_references() {
                     let mut row = vec![0.0; k];
                     for r in 0..rows {
                         matrix.row(level, r, &mut row);
-                        row.iter().for_each(|value| hash.update(value.to_le_bytes()));
+                        row.iter()
+                            .for_each(|value| hash.update(value.to_le_bytes()));
                     }
                 }
-                let got = hash.finalize().iter().map(|b| format!("{b:02x}")).collect::<String>();
+                let got = hash
+                    .finalize()
+                    .iter()
+                    .map(|b| format!("{b:02x}"))
+                    .collect::<String>();
                 assert_eq!(got, expected, "{stem} {} {}", entry.name, level.name());
             }
         }
@@ -61,7 +66,16 @@ fn every_containers_model_runs_but_scaled_rotary() {
         let container = Container::decode(&bytes, bytes.len() as u64).unwrap();
         if container.config().yarn_factor != 0.0 {
             let error = Model::new(&container).unwrap_err();
-            assert!(matches!(error, ModelError::Config { field: "YarnFactor", .. }), "{error}");
+            assert!(
+                matches!(
+                    error,
+                    ModelError::Config {
+                        field: "YarnFactor",
+                        ..
+                    }
+                ),
+                "{error}"
+            );
             continue;
         }
         let mut session = session(bytes);
@@ -76,7 +90,9 @@ fn both_versions_of_a_container_give_the_same_logits() {
     let logits = ["v27", "v28"].map(|version| {
         let name = format!("jlm/containers/gguf-qwen3-kquants.{version}.jlm");
         let bytes = std::fs::read(fixtures.join(name)).unwrap();
-        session(bytes).feed(&[3, 1, 4, 1, 5], &false.into()).unwrap()
+        session(bytes)
+            .feed(&[3, 1, 4, 1, 5], &false.into())
+            .unwrap()
     });
     assert_eq!(logits[0], logits[1]);
 }
@@ -110,7 +126,9 @@ fn altered(change: impl FnOnce(&mut Config)) -> Option<Container> {
 #[test]
 fn what_is_not_computed_exactly_is_refused_by_name() {
     let refused = |field: &str, change: fn(&mut Config)| {
-        let Some(container) = altered(change) else { return };
+        let Some(container) = altered(change) else {
+            return;
+        };
         match Model::new(&container).unwrap_err() {
             ModelError::Config { field: named, .. } => assert_eq!(named, field),
             ModelError::Tensor { reason, .. } => assert!(reason.contains(field), "{reason}"),

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use convert::Options;
 use engine::{
     Finish, InMemory, KvPool, Level, Model, Page, Paged, Request, RunError, Sampling, Session,
     SourceError, Weights,
@@ -20,7 +21,6 @@ use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng;
 use serde_json::Value;
 use support::{Made, fixtures, floats, json};
-use convert::Options;
 
 const MODELS: [&str; 4] = ["tiny-qwen3", "tiny-qwen2", "tiny-llama3", "tiny-qwen3-moe"];
 
@@ -97,7 +97,11 @@ fn greedy_tokens_are_the_references() {
                 if margin > 0.02 {
                     assert_eq!(chosen, best, "{name} {} step {step}", prompt["name"]);
                 } else {
-                    assert!(best - chosen < 1e-3, "{name} {} step {step}", prompt["name"]);
+                    assert!(
+                        best - chosen < 1e-3,
+                        "{name} {} step {step}",
+                        prompt["name"]
+                    );
                 }
                 logits = session.feed(&[*id], &never()).unwrap();
             }
@@ -216,7 +220,14 @@ fn chance_follows_the_seed() {
         top_k: 40,
         top_p: 0.95,
     };
-    let once = || run(&mut session(&model, &weights, Level::detect()), &[1165, 258], 24, sampling);
+    let once = || {
+        run(
+            &mut session(&model, &weights, Level::detect()),
+            &[1165, 258],
+            24,
+            sampling,
+        )
+    };
     let greedy = run(
         &mut session(&model, &weights, Level::detect()),
         &[1165, 258],
@@ -263,12 +274,24 @@ fn runs_end_for_the_reason_they_say() {
     assert_eq!(finish.unwrap(), Finish::Context);
     let longer = vec![5; 513];
     let error = fresh().generate(&greedy(&longer, 1, &[]), &mut rng, &never(), on);
-    assert!(matches!(error.unwrap_err(), RunError::Context { needed: 513, maximum: 512 }));
+    assert!(matches!(
+        error.unwrap_err(),
+        RunError::Context {
+            needed: 513,
+            maximum: 512
+        }
+    ));
 
     let error = fresh().feed(&[], &never()).unwrap_err();
     assert!(matches!(error, RunError::EmptyPrompt));
     let error = fresh().feed(&[2048], &never()).unwrap_err();
-    assert!(matches!(error, RunError::TokenId { id: 2048, size: 2048 }));
+    assert!(matches!(
+        error,
+        RunError::TokenId {
+            id: 2048,
+            size: 2048
+        }
+    ));
     let cancelled = AtomicBool::new(true);
     let error = fresh().generate(&greedy(&prompt, 9, &[]), &mut rng, &cancelled, on);
     assert!(matches!(error.unwrap_err(), RunError::Cancelled));
@@ -280,7 +303,11 @@ fn runs_end_for_the_reason_they_say() {
         small.feed(&[1; 26], &never()).unwrap_err(),
         RunError::KvBudget { .. }
     ));
-    assert_eq!(small.position(), 7, "a refused feed leaves the session as it was");
+    assert_eq!(
+        small.position(),
+        7,
+        "a refused feed leaves the session as it was"
+    );
     drop(small);
     assert_eq!(pool.held(), 0);
 }
@@ -293,8 +320,13 @@ fn a_value_that_is_not_finite_is_named() {
     let at = made.container.planes(entry).qs.offset as usize;
     made.bytes[at..at + 2].copy_from_slice(&0x7fc0u16.to_le_bytes());
     let (model, weights) = open(&made);
-    let error = session(&model, &weights, Level::detect()).feed(&[1, 2], &never()).unwrap_err();
-    assert_eq!(error.to_string(), "output of block 2 has a value that is not finite");
+    let error = session(&model, &weights, Level::detect())
+        .feed(&[1, 2], &never())
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "output of block 2 has a value that is not finite"
+    );
 }
 
 /// A container's bytes, read as a file would be.
@@ -310,7 +342,11 @@ impl RangeSource for Bytes {
 #[test]
 fn a_pager_with_room_for_a_page_or_two_changes_no_bit() {
     let Some(fixtures) = fixtures() else { return };
-    for (name, is_mixture) in [("tiny-qwen3", false), ("tiny-llama3", false), ("tiny-qwen3-moe", true)] {
+    for (name, is_mixture) in [
+        ("tiny-qwen3", false),
+        ("tiny-llama3", false),
+        ("tiny-qwen3-moe", true),
+    ] {
         let made = made(&fixtures, name);
         let (model, resident) = open(&made);
         let header = made.container.header();
@@ -335,7 +371,10 @@ fn a_pager_with_room_for_a_page_or_two_changes_no_bit() {
             "{name}"
         );
         let stats = pager.stats();
-        assert!(stats.resident <= budget && stats.total().evictions > 0, "{name}: {stats:?}");
+        assert!(
+            stats.resident <= budget && stats.total().evictions > 0,
+            "{name}: {stats:?}"
+        );
         if is_mixture {
             // At most the experts each position used, in each block, and no other's bytes.
             let positions = prompt.len() as u64 + 23;
@@ -364,7 +403,9 @@ fn quantized_weights_stay_close_to_their_source() {
         let prompt: Vec<u32> = (0..20).map(|i| i * 97 % 2000).collect();
         for level in Level::available() {
             let mut logits = [&exact, &q8].map(|(model, weights)| {
-                session(model, weights, level).feed(&prompt, &never()).unwrap()
+                session(model, weights, level)
+                    .feed(&prompt, &never())
+                    .unwrap()
             });
             let [exact, q8] = &mut logits;
             let norm = |v: &[f32]| v.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();

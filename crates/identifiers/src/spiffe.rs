@@ -78,10 +78,14 @@ impl SpiffeId {
             |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'.' | b'-' | b'_');
         let name_byte = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
         if !within(trust_domain, MAX_TRUST_DOMAIN) || !trust_domain.bytes().all(domain_byte) {
-            return Err(error("the trust domain is empty, too long or has a character outside a-z 0-9 . - _"));
+            return Err(error(
+                "the trust domain is empty, too long or has a character outside a-z 0-9 . - _",
+            ));
         }
         if !within(name, MAX_NAME) || !name.bytes().all(name_byte) || matches!(name, "." | "..") {
-            return Err(error("the name is empty, too long or has a character outside A-Z a-z 0-9 . - _"));
+            return Err(error(
+                "the name is empty, too long or has a character outside A-Z a-z 0-9 . - _",
+            ));
         }
         Ok(Self {
             trust_domain: trust_domain.to_owned(),

@@ -54,7 +54,10 @@ impl ChatTemplate {
             .find(|t| t.name == name)
             .or_else(|| {
                 let default = name.is_empty();
-                vocab.templates.iter().find(|t| default && t.name == "default")
+                vocab
+                    .templates
+                    .iter()
+                    .find(|t| default && t.name == "default")
             })
             .ok_or_else(|| ChatError::Missing {
                 name: name.to_owned(),
@@ -87,7 +90,8 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         environment.set_recursion_limit(RECURSION);
         environment.set_fuel(Some(limits.fuel));
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_filter("tojson", tojson);
         environment
@@ -121,7 +125,10 @@ impl ChatTemplate {
         let given = variables.iter();
         context.extend(given.map(|(key, value)| (key.clone(), Value::from(Serde(value)))));
         context.insert("messages".to_owned(), Value::from(Serde(messages)));
-        context.insert("add_generation_prompt".to_owned(), add_generation_prompt.into());
+        context.insert(
+            "add_generation_prompt".to_owned(),
+            add_generation_prompt.into(),
+        );
 
         let template = self
             .environment
@@ -145,7 +152,10 @@ impl ChatTemplate {
                 bound: "instructions",
             };
         }
-        match source.detail().and_then(|detail| detail.strip_prefix(RAISED)) {
+        match source
+            .detail()
+            .and_then(|detail| detail.strip_prefix(RAISED))
+        {
             Some(reason) => ChatError::Refused {
                 reason: reason.to_owned(),
             },
@@ -327,7 +337,8 @@ mod tests {
 
     #[test]
     fn generation_tags_change_nothing() {
-        let body = "a{%- generation -%} b {%- endgeneration %}c{% generation %}d{% endgeneration %}";
+        let body =
+            "a{%- generation -%} b {%- endgeneration %}c{% generation %}d{% endgeneration %}";
         assert_eq!(render(body, json!([])).unwrap(), "abcd");
     }
 
@@ -339,9 +350,15 @@ mod tests {
 
     #[test]
     fn templates_run_within_their_bounds() {
-        let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        let endless =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
         let error = render(endless, json!([])).unwrap_err();
-        assert!(matches!(error, ChatError::Bound { bound: "instructions" }));
+        assert!(matches!(
+            error,
+            ChatError::Bound {
+                bound: "instructions"
+            }
+        ));
 
         let doubling = "{% set n = namespace(s='xxxxxxxxxxxxxxxx') %}{% for a in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}";
         let error = render(doubling, json!([])).unwrap_err();
@@ -349,7 +366,10 @@ mod tests {
 
         let wide = "{% for a in range(6000) %}{{ 'x' * 1000 }}{% endfor %}";
         let error = render(wide, json!([])).unwrap_err();
-        assert!(matches!(error, ChatError::Bound { bound: "output" }), "{error:?}");
+        assert!(
+            matches!(error, ChatError::Bound { bound: "output" }),
+            "{error:?}"
+        );
     }
 
     #[test]

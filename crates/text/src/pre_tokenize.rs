@@ -93,7 +93,11 @@ fn split_pattern(op: &PreOp) -> Result<String, &'static str> {
         group => format!(r"\p{{N}}{{1,{group}}}"),
     });
 
-    let marks = if op.letter_marks && !op.case_runs { r"\p{M}" } else { "" };
+    let marks = if op.letter_marks && !op.case_runs {
+        r"\p{M}"
+    } else {
+        ""
+    };
     let tail = match (op.punct_no_newline, op.punct_slash) {
         (true, _) => "",
         (false, true) => r"[\r\n/]*",

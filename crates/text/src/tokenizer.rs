@@ -113,7 +113,8 @@ impl Tokenizer {
             .tokenize(|piece| self.model.tokenize(piece.get()))
             .map_err(TextError::Encode)?;
         let mut ids = Vec::with_capacity(text.len() / 3 + 1);
-        for (piece, _, tokens) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None) {
+        for (piece, _, tokens) in pieces.get_splits(OffsetReferential::Normalized, OffsetType::None)
+        {
             let tokens = tokens.as_deref().unwrap_or_default();
             let covered: usize = tokens.iter().map(|token| token.value.len()).sum();
             if covered != piece.len() {
@@ -232,7 +233,10 @@ fn added_tokens(vocab: &Vocab) -> Result<Vec<(u32, AddedToken)>, TextError> {
             .filter(|(_, (_, kind))| matches!(kind, TokenKind::Control | TokenKind::UserDefined))
             .map(|(id, (text, kind))| {
                 let special = *kind == TokenKind::Control;
-                (id, AddedToken::from(text.as_str(), special).normalized(false))
+                (
+                    id,
+                    AddedToken::from(text.as_str(), special).normalized(false),
+                )
             })
             .collect());
     }

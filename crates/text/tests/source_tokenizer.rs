@@ -4,14 +4,15 @@
 
 use std::path::{Path, PathBuf};
 
-use jlm::{
-    AddedToken, PreOp, PreOpKind, SpecialIds, Template, TokenKind, Vocab, VocabKind,
-};
+use jlm::{AddedToken, PreOp, PreOpKind, SpecialIds, Template, TokenKind, Vocab, VocabKind};
 use serde_json::Value;
 use text::{ChatTemplate, Markers, RenderLimits, StreamDecoder, Tokenizer};
 
 fn fixtures() -> Option<PathBuf> {
-    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/fixtures"));
+    let path = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../shared/fixtures"
+    ));
     if path.is_dir() {
         return Some(path.to_owned());
     }
@@ -27,7 +28,9 @@ fn json(path: impl AsRef<Path>) -> Value {
 fn vocab(model: &Path) -> Vocab {
     let tokenizer = json(model.join("tokenizer.json"));
     let config = json(model.join("tokenizer_config.json"));
-    let rows = json(model.join("config.json"))["vocab_size"].as_u64().unwrap() as usize;
+    let rows = json(model.join("config.json"))["vocab_size"]
+        .as_u64()
+        .unwrap() as usize;
     let mut tokens: Vec<String> = (0..rows).map(|i| format!("[PAD{i}]")).collect();
     let mut kinds = vec![TokenKind::Unused; rows];
     for (text, id) in tokenizer["model"]["vocab"].as_object().unwrap() {
@@ -108,7 +111,13 @@ fn vocab(model: &Path) -> Vocab {
 /// Gives every regular token another id, as a sealed model's tokenizer has it.
 fn permuted(vocab: &Vocab, regular: usize) -> (Vocab, Vec<u32>) {
     let step = 1237; // prime, and no divisor of 2000
-    let new_id = |id: usize| if id < regular { (id * step + 11) % regular } else { id };
+    let new_id = |id: usize| {
+        if id < regular {
+            (id * step + 11) % regular
+        } else {
+            id
+        }
+    };
     let mut out = vocab.clone();
     let mut map = Vec::new();
     for (id, text) in vocab.tokens.iter().enumerate() {
@@ -136,7 +145,11 @@ fn texts_have_the_source_tokenizers_ids_and_come_back() {
         let expected = ids(&case["ids"]);
         let got = tokenizer.encode(text, Markers::Recognise).unwrap();
         assert_eq!(got, expected, "{text:?}");
-        assert_eq!(tokenizer.decode(&got, false).unwrap(), case["decoded"], "{text:?}");
+        assert_eq!(
+            tokenizer.decode(&got, false).unwrap(),
+            case["decoded"],
+            "{text:?}"
+        );
         assert_eq!(
             tokenizer.decode(&got, true).unwrap(),
             case["decoded_without_special"],
@@ -199,7 +212,10 @@ fn models_prompts_have_their_references_ids() {
             let got = tokenizer.encode_input(text, Markers::Recognise).unwrap();
             assert_eq!(got, ids(&prompt["input_ids"]), "{model}: {text:?}");
             let greedy = ids(&prompt["greedy_ids"]);
-            assert_eq!(tokenizer.decode(&greedy, false).unwrap(), prompt["greedy_text"]);
+            assert_eq!(
+                tokenizer.decode(&greedy, false).unwrap(),
+                prompt["greedy_text"]
+            );
         }
     }
 }
@@ -209,8 +225,7 @@ fn chats_are_written_as_the_source_writes_them() {
     let Some(fixtures) = fixtures() else { return };
     let vocab = vocab(&fixtures.join("models/tiny-qwen3"));
     let tokenizer = Tokenizer::new(&vocab).unwrap();
-    let template =
-        ChatTemplate::new(&vocab, &tokenizer, "", RenderLimits::default()).unwrap();
+    let template = ChatTemplate::new(&vocab, &tokenizer, "", RenderLimits::default()).unwrap();
     let vectors = json(fixtures.join("vectors/tokenizer.json"));
     let chats = vectors["chats"].as_array().unwrap();
     assert!(!chats.is_empty());
@@ -233,7 +248,12 @@ fn a_users_text_cannot_write_a_marker() {
     let Some(fixtures) = fixtures() else { return };
     let tokenizer = Tokenizer::new(&vocab(&fixtures.join("models/tiny-qwen3"))).unwrap();
     let text = "x<|im_end|>y";
-    assert!(tokenizer.encode(text, Markers::Recognise).unwrap().contains(&2002));
+    assert!(
+        tokenizer
+            .encode(text, Markers::Recognise)
+            .unwrap()
+            .contains(&2002)
+    );
     let plain = tokenizer.encode(text, Markers::Plain).unwrap();
     assert!(!plain.contains(&2002));
     assert_eq!(tokenizer.decode(&plain, true).unwrap(), text);

@@ -110,8 +110,18 @@ impl<'a> Matrix<'a> {
 
     /// Writes the values of row `row` to `out` (`k` values).
     pub fn row(&self, level: Level, row: usize, out: &mut [f32]) {
-        assert!(row < self.0.rows && out.len() == self.0.k, "a row of the matrix");
-        run(level, Task::Row { w: self.0, row, out });
+        assert!(
+            row < self.0.rows && out.len() == self.0.k,
+            "a row of the matrix"
+        );
+        run(
+            level,
+            Task::Row {
+                w: self.0,
+                row,
+                out,
+            },
+        );
     }
 
     /// `y[t * rows + r]` = row `r` times token `t`, for `tokens` vectors of `k` in `x`.
@@ -125,10 +135,28 @@ impl<'a> Matrix<'a> {
         if tokens == 1 {
             let parts = y.par_chunks_mut(part_rows).enumerate();
             if part_rows >= w.rows {
-                run(level, Task::Product { w, first: 0, x, tokens, out: y });
+                run(
+                    level,
+                    Task::Product {
+                        w,
+                        first: 0,
+                        x,
+                        tokens,
+                        out: y,
+                    },
+                );
             } else {
                 parts.for_each(|(i, out)| {
-                    run(level, Task::Product { w, first: i * part_rows, x, tokens, out });
+                    run(
+                        level,
+                        Task::Product {
+                            w,
+                            first: i * part_rows,
+                            x,
+                            tokens,
+                            out,
+                        },
+                    );
                 });
             }
             return;
@@ -137,7 +165,16 @@ impl<'a> Matrix<'a> {
         let mut by_row = vec![0.0; y.len()];
         let parts = by_row.par_chunks_mut(part_rows * tokens).enumerate();
         parts.for_each(|(i, out)| {
-            run(level, Task::Product { w, first: i * part_rows, x, tokens, out });
+            run(
+                level,
+                Task::Product {
+                    w,
+                    first: i * part_rows,
+                    x,
+                    tokens,
+                    out,
+                },
+            );
         });
         for (t, y) in y.chunks_exact_mut(w.rows).enumerate() {
             for (r, y) in y.iter_mut().enumerate() {
@@ -149,12 +186,27 @@ impl<'a> Matrix<'a> {
 
 /// `scores[i] = scale * (query . keys[i])` over `keys` of `[query.len(), scores.len()]`.
 pub(crate) fn scores(level: Level, query: &[f32], keys: &[f32], scale: f32, scores: &mut [f32]) {
-    run(level, Task::Scores { query, keys, scale, scores });
+    run(
+        level,
+        Task::Scores {
+            query,
+            keys,
+            scale,
+            scores,
+        },
+    );
 }
 
 /// `out += sum of weights[i] * values[i]` over `values` of `[out.len(), weights.len()]`.
 pub(crate) fn mix(level: Level, weights: &[f32], values: &[f32], out: &mut [f32]) {
-    run(level, Task::Mix { weights, values, out });
+    run(
+        level,
+        Task::Mix {
+            weights,
+            values,
+            out,
+        },
+    );
 }
 
 /// One call of a kernel.
@@ -197,16 +249,31 @@ impl Task<'_> {
                     _ => packed::expand(s, w, row, out),
                 }
             }
-            Task::Product { w, first, x, tokens, out } => match w.dtype {
+            Task::Product {
+                w,
+                first,
+                x,
+                tokens,
+                out,
+            } => match w.dtype {
                 DType::F32 => rows::product::<S, rows::F32>(s, w.qs, w.k, first, x, tokens, out),
                 DType::F16 => rows::product::<S, rows::F16>(s, w.qs, w.k, first, x, tokens, out),
                 DType::Bf16 => rows::product::<S, rows::Bf16>(s, w.qs, w.k, first, x, tokens, out),
                 _ => packed::product(s, w, first, x, tokens, out),
             },
-            Task::Scores { query, keys, scale, scores } => {
+            Task::Scores {
+                query,
+                keys,
+                scale,
+                scores,
+            } => {
                 attention::scores(s, query, keys, scale, scores);
             }
-            Task::Mix { weights, values, out } => attention::mix(s, weights, values, out),
+            Task::Mix {
+                weights,
+                values,
+                out,
+            } => attention::mix(s, weights, values, out),
         }
     }
 }
@@ -248,7 +315,9 @@ mod tests {
     fn noise(seed: u64) -> impl FnMut() -> u32 {
         let mut state = seed;
         move || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) as u32
         }
     }
@@ -259,7 +328,9 @@ mod tests {
         let mut next = noise(u64::from(dtype.code()) << 32 | (k * rows) as u64);
         let float = |next: &mut dyn FnMut() -> u32| next() as f32 / (1u64 << 31) as f32 - 0.5;
         let qs = match dtype {
-            DType::F32 => (0..k * rows).flat_map(|_| float(&mut next).to_le_bytes()).collect(),
+            DType::F32 => (0..k * rows)
+                .flat_map(|_| float(&mut next).to_le_bytes())
+                .collect(),
             DType::F16 => (0..k * rows)
                 .flat_map(|_| half::f16::from_f32(float(&mut next)).to_le_bytes())
                 .collect(),
@@ -299,10 +370,13 @@ mod tests {
                         matrix.row(level, r, &mut row);
                         for t in 0..tokens {
                             let terms = row.iter().zip(&x[t * k..]);
-                            let exact: f64 =
-                                terms.clone().map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                            let size: f64 =
-                                terms.map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs()).sum();
+                            let exact: f64 = terms
+                                .clone()
+                                .map(|(a, b)| f64::from(*a) * f64::from(*b))
+                                .sum();
+                            let size: f64 = terms
+                                .map(|(a, b)| (f64::from(*a) * f64::from(*b)).abs())
+                                .sum();
                             let error = (f64::from(y[t * rows + r]) - exact).abs();
                             assert!(
                                 error <= 4e-6 * size.max(1e-3),
@@ -330,7 +404,12 @@ mod tests {
                 for t in 0..tokens {
                     let mut alone = vec![0.0; rows];
                     matrix.product(level, &x[t * k..][..k], 1, &mut alone);
-                    assert_eq!(alone, together[t * rows..][..rows], "{dtype:?} {}", level.name());
+                    assert_eq!(
+                        alone,
+                        together[t * rows..][..rows],
+                        "{dtype:?} {}",
+                        level.name()
+                    );
                 }
             }
         }

@@ -234,7 +234,11 @@ fn unpack<S: Simd, P: Format>(
 fn load<S: Simd>(s: S, w: &Packed<'_>, lanes: Rows, index: usize) -> S::I {
     let bytes = &w.qs[(index * w.rows + lanes.first) * 4..];
     if lanes.count == LANES {
-        s.load_words(bytes.first_chunk().expect("sixteen rows have sixteen words"))
+        s.load_words(
+            bytes
+                .first_chunk()
+                .expect("sixteen rows have sixteen words"),
+        )
     } else {
         let mut padded = [0; 4 * LANES];
         padded[..4 * lanes.count].copy_from_slice(&bytes[..4 * lanes.count]);
@@ -244,7 +248,10 @@ fn load<S: Simd>(s: S, w: &Packed<'_>, lanes: Rows, index: usize) -> S::I {
 
 #[inline(always)]
 fn row_values<S: Simd, P: Format>(s: S, w: Packed<'_>, row: usize, out: &mut [f32]) {
-    let lanes = Rows { first: row, count: 1 };
+    let lanes = Rows {
+        first: row,
+        count: 1,
+    };
     let mut codes = [s.zero(); MAX_SUB];
     for (sub, out) in out.chunks_exact_mut(P::SUB).enumerate() {
         unpack::<S, P>(s, &w, lanes, sub, &mut codes);
@@ -257,7 +264,9 @@ fn row_values<S: Simd, P: Format>(s: S, w: Packed<'_>, row: usize, out: &mut [f3
 }
 
 fn word(plane: &[u8], index: usize) -> u32 {
-    let bytes = plane[4 * index..].first_chunk().expect("four bytes are a word");
+    let bytes = plane[4 * index..]
+        .first_chunk()
+        .expect("four bytes are a word");
     u32::from_le_bytes(*bytes)
 }
 
@@ -362,7 +371,10 @@ impl Format for Q6K {
     const BIAS: f32 = 32.0;
     #[inline(always)]
     fn scales(w: &Packed<'_>, sub: usize, rows: Rows) -> ([f32; LANES], [f32; LANES]) {
-        (rows.map(|row| byte_scale(w, sub, row, -128.0)), [0.0; LANES])
+        (
+            rows.map(|row| byte_scale(w, sub, row, -128.0)),
+            [0.0; LANES],
+        )
     }
 }
 
@@ -384,7 +396,9 @@ fn k_scales(w: &Packed<'_>, sub: usize, rows: Rows) -> ([f32; LANES], [f32; LANE
     let word = |row| word(w.d, block * w.rows + row);
     (
         rows.map(|row| f16_to_f32(word(row) as u16) * field(w, block, row, 2 * index)),
-        rows.map(|row| -(f16_to_f32((word(row) >> 16) as u16) * field(w, block, row, 2 * index + 1))),
+        rows.map(|row| {
+            -(f16_to_f32((word(row) >> 16) as u16) * field(w, block, row, 2 * index + 1))
+        }),
     )
 }
 

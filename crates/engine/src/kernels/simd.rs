@@ -127,7 +127,12 @@ impl Simd for Portable {
 
 #[inline(always)]
 fn word(bytes: &[u8; 64], i: usize) -> u32 {
-    u32::from_le_bytes([bytes[4 * i], bytes[4 * i + 1], bytes[4 * i + 2], bytes[4 * i + 3]])
+    u32::from_le_bytes([
+        bytes[4 * i],
+        bytes[4 * i + 1],
+        bytes[4 * i + 2],
+        bytes[4 * i + 3],
+    ])
 }
 
 #[inline(always)]
@@ -364,7 +369,10 @@ impl Simd for Avx2 {
         // SAFETY: `self` proves that the processor has AVX2.
         unsafe {
             let shift = _mm256_set1_epi32(24 - 8 * B as i32);
-            let up = [_mm256_sllv_epi32(words[0], shift), _mm256_sllv_epi32(words[1], shift)];
+            let up = [
+                _mm256_sllv_epi32(words[0], shift),
+                _mm256_sllv_epi32(words[1], shift),
+            ];
             [
                 _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(up[0])),
                 _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(up[1])),
@@ -421,15 +429,24 @@ mod tests {
         let half: [u8; 32] = std::array::from_fn(|i| bytes[i] & 0x3f);
         let p = Portable;
         let (words, expected) = (s.load_words(&bytes), p.load_words(&bytes));
-        assert_eq!(s.to_array(s.signed_byte::<0>(words)), p.signed_byte::<0>(expected));
-        assert_eq!(s.to_array(s.signed_byte::<3>(words)), p.signed_byte::<3>(expected));
+        assert_eq!(
+            s.to_array(s.signed_byte::<0>(words)),
+            p.signed_byte::<0>(expected)
+        );
+        assert_eq!(
+            s.to_array(s.signed_byte::<3>(words)),
+            p.signed_byte::<3>(expected)
+        );
         let joined = s.join_nibble(s.field(words, 8, 15), s.field(words, 12, 3));
         let expected = p.join_nibble(p.field(expected, 8, 15), p.field(expected, 12, 3));
         assert_eq!(s.to_array(s.number(joined)), p.number(expected));
         assert_eq!(s.to_array(s.load_f16(&half)), p.load_f16(&half));
         assert_eq!(s.to_array(s.load_bf16(&half)), p.load_bf16(&half));
         let (a, same) = (s.load_bf16(&half), p.load_bf16(&half));
-        assert_eq!(s.to_array(s.fma(a, s.splat(0.5), s.zero())), same.map(|v| v * 0.5));
+        assert_eq!(
+            s.to_array(s.fma(a, s.splat(0.5), s.zero())),
+            same.map(|v| v * 0.5)
+        );
         assert_eq!(s.sum(s.add(a, s.zero())), p.sum(same));
     }
 

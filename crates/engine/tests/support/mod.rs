@@ -8,7 +8,10 @@ use jlm::Container;
 use serde_json::Value;
 
 pub fn fixtures() -> Option<PathBuf> {
-    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/fixtures"));
+    let path = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../../shared/fixtures"
+    ));
     if path.is_dir() {
         return Some(path.to_owned());
     }
@@ -30,7 +33,10 @@ pub fn floats(path: impl AsRef<Path>, name: &str) -> Vec<f32> {
     assert_eq!(info["dtype"], "F32");
     let at = |i: usize| info["data_offsets"][i].as_u64().unwrap() as usize;
     let (values, _) = data[at(0)..at(1)].as_chunks::<4>();
-    values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    values
+        .iter()
+        .map(|bytes| f32::from_le_bytes(*bytes))
+        .collect()
 }
 
 /// A plain container in memory.
@@ -62,7 +68,10 @@ impl Made {
             plan.write_unit(unit, &mut bytes[start..]).unwrap();
         }
         let container = plan.container().clone();
-        assert_eq!(Container::decode(&bytes, bytes.len() as u64).unwrap(), container);
+        assert_eq!(
+            Container::decode(&bytes, bytes.len() as u64).unwrap(),
+            container
+        );
         Self { container, bytes }
     }
 }
