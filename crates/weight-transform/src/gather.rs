@@ -445,7 +445,7 @@ mod tests {
             1 => Zero::Positive,
             2 => Zero::Partner {
                 index: (i + 1) % n,
-                flip: i % 3 == 0,
+                flip: i.is_multiple_of(3),
             },
             _ => Zero::Follow,
         };
