@@ -137,7 +137,7 @@ impl Root {
     }
 
     /// Every file below the root, sorted by path, folders descended into. Links and special files
-    /// are listed and not followed. Bounded by [`MAX_ENTRIES`] and [`MAX_FOLDERS`].
+    /// are listed and not followed. At most 100,000 entries, 16 folders deep.
     pub fn list(&self) -> Result<Vec<FileEntry>, CheckpointError> {
         let mut entries = Vec::new();
         self.list_into("", Some(0), &mut entries)?;
