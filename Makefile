@@ -26,6 +26,7 @@ demo: build ## Seal, store, unlock and run the model that this repository ships,
 
 .PHONY: test
 test: setup lint docs ## Everything that continuous integration runs
+	cargo build --locked --workspace --bins --tests
 	@if cargo nextest --version >/dev/null 2>&1; then \
 	  cargo nextest run --locked --workspace --profile ci; \
 	else \
