@@ -44,6 +44,7 @@ docs: ## The API documentation, broken links as errors
 
 .PHONY: bench
 bench: ## Every benchmark beside its baseline
+	cargo build --locked --release $(PACKAGES)
 	cargo bench --locked --workspace
 
 .PHONY: interop

@@ -89,6 +89,40 @@ fn a_restart_continues_with_the_same_data() {
     assert_eq!(texts(&suite, "tiny").len(), 6);
 }
 
+#[test]
+fn a_full_disk_fails_the_job_clearly_and_the_next_one_works() {
+    let suite = Suite::start();
+    suite.ok(&["keys", "create", "demo"]);
+    let config = suite.state().join("config/storage-node.toml");
+    let good = std::fs::read_to_string(&config).unwrap();
+    // A node that must leave more free than any disk has is a node whose disk is full.
+    let full = good.replace("[storage]", "[storage]\nreserve_bytes = 1000000000000000");
+    assert_ne!(full, good);
+    std::fs::write(&config, full).unwrap();
+    suite.kill(Service::StorageNode);
+    suite.eventually(&["storage", "scrub"], |_| true);
+    let submit = [
+        "seal",
+        "submit",
+        "tiny-qwen3",
+        "--key",
+        "demo",
+        "--model",
+        "tiny",
+    ];
+    let job = suite.json(&submit);
+    let id = job["id"].as_str().unwrap();
+    let ended = suite.eventually(&["seal", "show", id], |job| job["state"] == "failed");
+    assert_eq!(ended["failure"]["reason"], "no-space", "{ended:#}");
+    let artifacts = suite.json(&["artifacts", "list"]);
+    assert_eq!(artifacts.as_array().unwrap().len(), 0, "{artifacts:#}");
+
+    std::fs::write(&config, good).unwrap();
+    suite.kill(Service::StorageNode);
+    suite.eventually(&["storage", "scrub"], |_| true);
+    seal(&suite, "tiny-qwen3", "demo", "tiny", &[]);
+}
+
 /// Sends a signal to every process of the suite's Postgres.
 fn postgres(suite: &Suite, signal: &str) {
     let folder = suite.state().join("postgres");
