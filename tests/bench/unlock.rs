@@ -53,8 +53,9 @@ async fn main() {
         .sum();
     let client = client(&suite);
 
-    let bare = rate(|_| {
-        let client = client.clone();
+    let caller = client.clone();
+    let bare = rate(move |_| {
+        let client = caller.clone();
         async move {
             let request = v1::GetCapabilityKeysRequest {};
             let answer = client.key_service().get_capability_keys(request).await;
@@ -62,7 +63,7 @@ async fn main() {
         }
     })
     .await;
-    let unlocks = rate(|number| {
+    let unlocks = rate(move |number| {
         let client = client.clone();
         async move {
             let mut rng = ChaCha20Rng::seed_from_u64(number);

@@ -132,13 +132,19 @@ pub fn seed_incidents(seed: u64) {
     INCIDENTS.store(seed, Ordering::Relaxed);
 }
 
-/// The error and its sources, one sentence.
+/// The error and its sources, one sentence; what the sentence says already is left out.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {
-        text.push_str(": ");
-        text.push_str(&source.to_string());
+        // A status prints its code and metadata too; its message is what it says.
+        let boxed = || source.downcast_ref::<Box<Status>>().map(|status| &**status);
+        let status = source.downcast_ref::<Status>().or_else(boxed);
+        let cause = status.map_or_else(|| source.to_string(), |status| status.message().to_owned());
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
         next = source.source();
     }
     text
@@ -215,6 +221,16 @@ mod tests {
             })
             .collect();
         assert_eq!(codes.len(), faults.len());
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("the peer answered: {}", .0.message())]
+    struct Answered(#[source] Box<Status>);
+
+    #[test]
+    fn a_peers_status_is_said_once() {
+        let answered = Answered(Box::new(Status::permission_denied("not today")));
+        assert_eq!(chain(&answered), "the peer answered: not today");
     }
 
     #[test]
