@@ -1,10 +1,9 @@
 //! Processes that die, a database that goes away: nothing accepted is lost, nothing is done twice.
 
-use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use chancery_tests::{Service, Suite};
+use chancery_tests::{Service, Signal, Suite};
 use serde_json::Value;
 
 use crate::path::{events, seal, texts};
@@ -61,9 +60,9 @@ fn a_lost_database_is_a_clear_status_and_loses_nothing() {
     suite.ok(&["keys", "create", "before"]);
     seal(&suite, "tiny-qwen3", "before", "tiny", &[]);
     let before = events(&suite);
-    postgres(&suite, "-STOP");
+    suite.signal_postgres(Signal::STOP);
     let reason = suite.refused(&["keys", "create", "during"]);
-    postgres(&suite, "-CONT");
+    suite.signal_postgres(Signal::CONT);
     assert!(
         reason.contains("UNAVAILABLE") || reason.contains("deadline") || reason.contains("Timeout"),
         "{reason}"
@@ -121,16 +120,4 @@ fn a_full_disk_fails_the_job_clearly_and_the_next_one_works() {
     suite.kill(Service::StorageNode);
     suite.eventually(&["storage", "scrub"], |_| true);
     seal(&suite, "tiny-qwen3", "demo", "tiny", &[]);
-}
-
-/// Sends a signal to every process of the suite's Postgres.
-fn postgres(suite: &Suite, signal: &str) {
-    let folder = suite.state().join("postgres");
-    let status = Command::new("pkill")
-        .args([signal, "-f", &format!("postgres.*{}", folder.display())])
-        .status()
-        .expect("pkill runs");
-    assert!(status.success(), "no Postgres of {}", folder.display());
-    // The server processes are children of the one that names its folder.
-    let _ = Command::new("pkill").args([signal, "postgres"]).status();
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
+pub use rustix::process::Signal;
+use rustix::process::{Pid, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -208,13 +210,27 @@ impl Suite {
     /// Kills a service as the kernel would: no signal handler, no drain.
     ///
     /// # Panics
-    /// When `kill` cannot be run.
+    /// When it does not run.
     pub fn kill(&self, service: Service) {
-        let pid = self.pid(service).to_string();
-        Command::new("kill")
-            .args(["-9", &pid])
-            .status()
-            .expect("kill runs");
+        signal(self.pid(service), Signal::KILL);
+    }
+
+    /// Sends a signal to every process of the suite's own Postgres.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn signal_postgres(&self, which: Signal) {
+        let path = self.state().join("postgres/data/postmaster.pid");
+        let file = fs::read_to_string(path).expect("a running Postgres");
+        let first = file.lines().next().expect("a line");
+        let postmaster: u32 = first.parse().expect("a process id");
+        // The server processes are the postmaster's children.
+        let children = format!("/proc/{postmaster}/task/{postmaster}/children");
+        let children = fs::read_to_string(children).expect("the postmaster's children");
+        for child in children.split_whitespace() {
+            signal(child.parse().expect("a process id"), which);
+        }
+        signal(postmaster, which);
     }
 
     /// The last lines of every log, for a failure's message.
@@ -301,6 +317,12 @@ pub fn for_each_memory_region(pid: u32, mut see: impl FnMut(&[u8])) -> io::Resul
         see(&bytes[..done]);
     }
     Ok(())
+}
+
+fn signal(process: u32, which: Signal) {
+    let id = i32::try_from(process).expect("a process id");
+    let id = Pid::from_raw(id).expect("a process id is not zero");
+    kill_process(id, which).expect("the process runs");
 }
 
 /// Where cargo put the binaries: beside the folder of the test that runs.

@@ -84,7 +84,7 @@ pub struct GenerateRequest {
     pub top_p: f32,
     #[prost(uint64, tag = "8")]
     pub seed: u64,
-    /// Generate past stop tokens.
+    /// Generate past stop tokens; special tokens are then part of the text.
     #[prost(bool, tag = "9")]
     pub ignore_stop: bool,
     #[prost(oneof = "generate_request::Input", tags = "2, 3, 4")]
