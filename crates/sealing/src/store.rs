@@ -170,7 +170,7 @@ pub struct CatalogEntry {
     pub gated: bool,
 }
 
-/// The text of `kllm-manifest.json` for a sealed directory.
+/// The text of `kllm-manifest.json` for a sealed directory, with the newline at its end.
 pub fn catalog_manifest(directory: &Path, entry: &CatalogEntry) -> Result<String, SealingError> {
     let root = Root::open(directory)?;
     let metadata = SealMetadata::require(&root)?;
@@ -215,7 +215,7 @@ pub fn catalog_manifest(directory: &Path, entry: &CatalogEntry) -> Result<String
         ("gated", entry.gated.into()),
         ("files", Value::Object(files.collect())),
     ]);
-    Ok(write(&manifest, Style::Indented))
+    Ok(write(&manifest, Style::Indented) + "\n")
 }
 
 /// Compares a published directory with its `kllm-manifest.json`.

@@ -5,8 +5,8 @@ use std::path::Path;
 use checkpoint::{Root, TensorSource};
 use model_key::SubkeySource;
 use sealing::{
-    Monitor, Outcome, SealOptions, StoreRecord, UnlockingSource, check_catalog, cloud_export,
-    relock, seal, show, unlock,
+    CatalogEntry, Monitor, Outcome, SealMetadata, SealOptions, StoreRecord, UnlockingSource,
+    catalog_manifest, check_catalog, cloud_export, relock, seal, show, unlock,
 };
 use sha2::{Digest, Sha256};
 use weight_transform::Transform;
@@ -125,6 +125,49 @@ fn a_catalog_check_lists_what_differs() {
     let mut all = [altered.missing, altered.extra, altered.differing].concat();
     all.sort();
     assert_eq!(serde_json::json!(all), index["altered"]["differences"]);
+}
+
+#[test]
+fn a_catalog_manifest_is_written_as_the_reference_writes_it() {
+    let Some(fixtures) = fixtures::folder() else {
+        return;
+    };
+    let directory = fixtures.join("catalog/Tiny-kllm");
+    let reference = std::fs::read_to_string(directory.join("kllm-manifest.json")).unwrap();
+    let entry = CatalogEntry {
+        name: "Tiny-kllm".to_owned(),
+        repo_id: "org/Tiny".to_owned(),
+        revision: "d".repeat(40),
+        license: "apache-2.0".to_owned(),
+        modality: "text".to_owned(),
+        client: true,
+        key_version: 1,
+        kllm: "0.1.0".to_owned(),
+        embargo_days: 0,
+        gated: true,
+    };
+    assert_eq!(catalog_manifest(&directory, &entry).unwrap(), reference);
+    let index = fixtures::json(&fixtures.join("catalog/index.json"));
+    let digest = hex::encode(Sha256::digest(reference.as_bytes()));
+    assert_eq!(index["manifest_sha256"], digest);
+}
+
+#[test]
+fn sealed_directories_are_recognised_and_others_are_not() {
+    let Some(fixtures) = fixtures::folder() else {
+        return;
+    };
+    let recognised = |path: &str| {
+        let root = Root::open(&fixtures.join("sealed").join(path)).unwrap();
+        SealMetadata::recognise(&root).unwrap()
+    };
+    assert_eq!(recognised("inputs/qwen2"), None);
+    assert_eq!(recognised("inputs/h3"), None);
+    assert_eq!(recognised("inputs/zimage"), None);
+    let model = recognised("cases/qwen2.perm.lock-v2").unwrap();
+    assert_eq!(model.file, "config.json");
+    let pipeline = recognised("cases/h3.perm.lock-v2").unwrap();
+    assert_eq!(pipeline.file, "kllm.json");
 }
 
 #[test]
