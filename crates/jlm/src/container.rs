@@ -283,6 +283,16 @@ impl Container {
         }
     }
 
+    /// Bytes of one page of a page array, of which an expert unit has several; the whole length of
+    /// any other region; 0 when the region is empty.
+    #[must_use]
+    pub fn page_len(&self, region: Region) -> u64 {
+        match region {
+            Region::Experts if self.experts > 0 => self.header.exp_page_size,
+            _ => self.unit_len(region),
+        }
+    }
+
     /// Units of a region.
     #[must_use]
     pub fn unit_count(&self, region: Region) -> u64 {

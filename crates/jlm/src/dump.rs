@@ -55,7 +55,7 @@ pub fn dump<E>(name: &str, file_len: u64, read: ReadSpan<'_, E>) -> Result<Value
     sections.insert("dense".to_owned(), place(header.dense, dense));
     let fingerprint = container.fingerprint();
     let mut out = json!({
-        "config": config(container.config()),
+        "config": config_fields(container.config()),
         "config_hex": hex::encode(section(header.config)),
         "file": name,
         "fingerprint": {
@@ -81,7 +81,7 @@ fn place(span: Span, sha256: String) -> Value {
     json!({"len": span.length, "off": span.offset, "sha256": sha256})
 }
 
-fn config(config: &Config) -> Value {
+pub(crate) fn config_fields(config: &Config) -> Value {
     let mut out = Map::new();
     let mut number = |name: &str, number: Number| match number {
         Number::Int(value) => {
@@ -138,7 +138,7 @@ fn config(config: &Config) -> Value {
     out.into()
 }
 
-fn header_fields(header: &Header) -> Value {
+pub(crate) fn header_fields(header: &Header) -> Value {
     json!({
         "CfgLen": header.config.length,
         "CfgOff": header.config.offset,
