@@ -545,6 +545,17 @@ pub enum JlmCommand {
     Info {
         /// The container, plain or sealed.
         file: PathBuf,
+        /// Draw the file's map here, as an SVG image; the file must not exist.
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
+    /// What two containers differ in: fields, tensors, planes and pages. Exit code 0 when they are the
+    /// same, 1 when they differ.
+    Diff {
+        /// A container, plain or sealed.
+        left: PathBuf,
+        /// The other one.
+        right: PathBuf,
     },
     /// Seal a container.
     Seal {

@@ -52,9 +52,9 @@ struct PlanView {
 
 #[derive(Serialize)]
 struct TensorView {
-    role: String,
+    role: &'static str,
     block: i32,
-    dtype: String,
+    dtype: &'static str,
     dims: Vec<u64>,
 }
 
@@ -124,9 +124,9 @@ fn tensors(container: &Container) -> Vec<TensorView> {
         .tensors()
         .iter()
         .map(|entry| TensorView {
-            role: format!("{:?}", entry.key.role),
+            role: entry.key.role.name(),
             block: entry.key.block,
-            dtype: format!("{:?}", entry.dtype),
+            dtype: entry.dtype.name(),
             dims: entry.dims.to_vec(),
         })
         .collect()
