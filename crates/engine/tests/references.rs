@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "tests use parts of it")]
 mod support;
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -16,7 +17,9 @@ use engine::{
     SourceError, Weights,
 };
 use jlm::Region;
-use pager::{PageArray, Pager, PlainSource, RangeSource};
+use pager::{
+    PageArray, PageError, PageId, PageSource, Pager, PagerOptions, PlainSource, RangeSource,
+};
 use rand_chacha::ChaCha20Rng;
 use rand_core::SeedableRng;
 use serde_json::Value;
@@ -91,21 +94,22 @@ fn greedy_tokens_are_the_references() {
             let mut logits = session.feed(&ids(&prompt["input_ids"]), &never()).unwrap();
             let margins = prompt["top2_margins"].as_array().unwrap();
             for (step, (id, margin)) in ids(&prompt["greedy_ids"]).iter().zip(margins).enumerate() {
-                let best = logits.iter().copied().fold(f32::MIN, f32::max);
-                let chosen = logits[*id as usize];
-                let margin = margin.as_f64().unwrap();
-                if margin > 0.02 {
-                    assert_eq!(chosen, best, "{name} {} step {step}", prompt["name"]);
-                } else {
-                    assert!(
-                        best - chosen < 1e-3,
-                        "{name} {} step {step}",
-                        prompt["name"]
-                    );
-                }
+                let what = format!("{name} {} step {step}", prompt["name"]);
+                assert_chosen(&what, &logits, *id, margin);
                 logits = session.feed(&[*id], &never()).unwrap();
             }
         }
+    }
+}
+
+/// The reference's token has the best logit, or one as good where its own margin is small.
+fn assert_chosen(what: &str, logits: &[f32], id: u32, margin: &Value) {
+    let best = logits.iter().copied().fold(f32::MIN, f32::max);
+    let chosen = logits[id as usize];
+    if margin.as_f64().unwrap() > 0.02 {
+        assert_eq!(chosen, best, "{what}");
+    } else {
+        assert!(best - chosen < 1e-3, "{what}");
     }
 }
 
@@ -387,6 +391,131 @@ fn a_pager_with_room_for_a_page_or_two_changes_no_bit() {
         let mut refused = session(&model, &paged, Level::detect());
         let error = refused.feed(&prompt, &never()).unwrap_err();
         assert_eq!(error.to_string(), "weights of block 0 cannot be read");
+    }
+}
+
+/// Notes every page that is read.
+struct Watched {
+    pages: PlainSource<Bytes>,
+    read: Mutex<Vec<PageId>>,
+}
+
+impl PageSource for Watched {
+    fn read_page(&self, page: PageId, out: &mut [u8]) -> Result<(), PageError> {
+        self.read.lock().unwrap().push(page);
+        self.pages.read_page(page, out)
+    }
+}
+
+/// Notes every expert that the engine computes with, as the page it has in the file.
+struct Asked {
+    weights: Paged<Vec<u8>>,
+    mixtures: Vec<u32>,
+    experts: u32,
+    used: Mutex<BTreeSet<PageId>>,
+}
+
+impl Weights for Asked {
+    fn dense(&self) -> &[u8] {
+        self.weights.dense()
+    }
+    fn block(&self, block: u32) -> Result<Page<'_>, SourceError> {
+        self.weights.block(block)
+    }
+    fn expert(&self, block: u32, expert: u32) -> Result<Page<'_>, SourceError> {
+        let ordinal = self.mixtures.binary_search(&block).unwrap() as u32;
+        let page = PageId::expert(ordinal * self.experts + expert);
+        self.used.lock().unwrap().insert(page);
+        self.weights.expert(block, expert)
+    }
+    fn prefetch_block(&self, block: u32) {
+        self.weights.prefetch_block(block);
+    }
+    fn prefetch_experts(&self, block: u32, experts: &[u32]) {
+        self.weights.prefetch_experts(block, experts);
+    }
+}
+
+/// Every prompt of the reference from expert pages with room for two, and every byte that each
+/// token reads: the two experts of each block that the router chose, and no other's.
+#[test]
+fn a_mixture_reads_only_the_experts_that_each_token_uses() {
+    let Some(fixtures) = fixtures() else { return };
+    let name = "tiny-qwen3-moe";
+    let made = made(&fixtures, name);
+    let model = Arc::new(Model::new(&made.container).unwrap());
+    let header = made.container.header();
+    let (expert_page, text_page) = (header.exp_page_size, header.page_size);
+    let budget = text_page.max(2 * expert_page);
+    assert!(budget < 3 * expert_page, "room for two experts, not three");
+    let config = made.container.config();
+    assert_eq!((config.n_expert, config.n_expert_used), (8, 2));
+    let geometry = Paged::geometry(&made.container).unwrap();
+    let dense = made.container.region(Region::Dense);
+    let dense = made.bytes[dense.offset as usize..][..dense.length as usize].to_vec();
+    let reference = json(fixtures.join(format!("models/{name}.reference.json")));
+
+    for prefetch_threads in [0, 2] {
+        let source = Arc::new(Watched {
+            pages: PlainSource::new(Bytes(made.bytes.clone()), geometry),
+            read: Mutex::default(),
+        });
+        let options = PagerOptions {
+            prefetch_threads,
+            ..PagerOptions::new(budget)
+        };
+        let pager = Pager::with_options(source.clone(), geometry, options).unwrap();
+        let pager = Arc::new(pager);
+        let asked = Arc::new(Asked {
+            weights: Paged::new(&made.container, pager.clone(), dense.clone()),
+            mixtures: made.container.mixtures().to_vec(),
+            experts: made.container.experts(),
+            used: Mutex::default(),
+        });
+        let weights: Arc<dyn Weights> = asked.clone();
+        for prompt in reference["prompts"].as_array().unwrap() {
+            let mut session = session(&model, &weights, Level::detect());
+            let mut logits = session.feed(&ids(&prompt["input_ids"]), &never()).unwrap();
+            let margins = prompt["top2_margins"].as_array().unwrap();
+            let steps = ids(&prompt["greedy_ids"]);
+            for (step, (id, margin)) in steps.iter().zip(margins).enumerate() {
+                let what = format!("{} step {step}", prompt["name"]);
+                assert_chosen(&what, &logits, *id, margin);
+                asked.used.lock().unwrap().clear();
+                source.read.lock().unwrap().clear();
+                let before = pager.stats();
+                logits = session.feed(&[*id], &never()).unwrap();
+                let after = pager.stats();
+                let used = asked.used.lock().unwrap().clone();
+                assert_eq!(used.len(), 2 * model.layers(), "{what}");
+                let read: Vec<PageId> = source.read.lock().unwrap().clone();
+                let experts: Vec<_> = read
+                    .iter()
+                    .filter(|page| page.array == PageArray::Expert)
+                    .collect();
+                assert!(
+                    experts.iter().all(|page| used.contains(page)),
+                    "{what}: {experts:?} of {used:?}"
+                );
+                let bytes = |array| after.array(array).bytes_read - before.array(array).bytes_read;
+                assert_eq!(
+                    bytes(PageArray::Expert),
+                    experts.len() as u64 * expert_page,
+                    "{what}"
+                );
+                assert!(experts.len() <= used.len(), "{what}: each at most once");
+                assert!(after.resident <= budget, "{what}");
+                if prefetch_threads == 0 {
+                    let text = (read.len() - experts.len()) as u64;
+                    assert_eq!(bytes(PageArray::Text), text * text_page, "{what}");
+                    assert!(text <= model.layers() as u64, "{what}");
+                }
+            }
+        }
+        assert!(pager.stats().array(PageArray::Expert).bytes_read > 0);
+        if prefetch_threads > 0 {
+            assert!(pager.stats().total().read_ahead > 0);
+        }
     }
 }
 

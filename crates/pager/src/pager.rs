@@ -1,5 +1,5 @@
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::ops::Deref;
@@ -98,6 +98,7 @@ impl Pager {
             state: Mutex::new(State {
                 residency: Residency::new(options.budget, rules),
                 slots: HashMap::new(),
+                wanted: HashSet::new(),
                 reading_ahead: 0,
                 revoked: false,
                 stats: Stats::default(),
@@ -121,15 +122,15 @@ impl Pager {
     }
 
     /// Asks for a page to be read ahead on another thread. Nothing happens when it is resident, when
-    /// room could only be made by dropping pages that are leased or were read ahead, or when many
-    /// requests are waiting already.
+    /// room could only be made by dropping pages that are leased or were read ahead, when many
+    /// requests are waiting already, or when [`Pager::get`] overtakes this request.
     pub fn prefetch(&self, page: PageId) {
         let wanted = {
-            let state = self.inner.lock();
-            !state.revoked && !state.slots.contains_key(&page)
+            let mut state = self.inner.lock();
+            !state.revoked && !state.slots.contains_key(&page) && state.wanted.insert(page)
         };
-        if wanted {
-            self.workers.ask(page);
+        if wanted && !self.workers.ask(page) {
+            self.inner.lock().wanted.remove(&page);
         }
     }
 
@@ -273,6 +274,8 @@ struct State {
     residency: Residency,
     /// The resident pages' frames; the same pages as in `residency`.
     slots: HashMap<PageId, Slot>,
+    /// Pages to be read ahead that nobody has asked for since.
+    wanted: HashSet<PageId>,
     reading_ahead: u32,
     revoked: bool,
     stats: Stats,
@@ -311,6 +314,8 @@ impl Inner {
         let array = page.array.ordinal();
         let mut waited = false;
         let mut state = self.lock();
+        // Reading it ahead afterwards would read it for nobody.
+        state.wanted.remove(&page);
         loop {
             if state.revoked {
                 return Err(PageError::Revoked);
@@ -374,7 +379,8 @@ impl Inner {
     /// Reads a page that nobody waits for; a failure shows when someone does.
     pub(crate) fn read_ahead(self: &Arc<Self>, page: PageId) {
         let mut state = self.lock();
-        if state.revoked || state.slots.contains_key(&page) {
+        let wanted = state.wanted.remove(&page);
+        if !wanted || state.revoked || state.slots.contains_key(&page) {
             return;
         }
         if let Ok(reading) = self.begin(&mut state, page, Admission::Prefetch) {
@@ -434,6 +440,7 @@ impl Inner {
     fn clear(&self, revoke: bool) -> u64 {
         let mut state = self.lock();
         state.revoked |= revoke;
+        state.wanted.clear();
         state.residency.clear();
         let slots = std::mem::take(&mut state.slots);
         let leases = state.stats.leases;

@@ -30,12 +30,11 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Asks for a page; a full queue drops the request, which costs a read on demand later.
-    pub(crate) fn ask(&self, page: PageId) {
-        if let Some(queue) = &self.queue {
-            // A failure is a full queue: reading ahead is never worth waiting for.
-            let _ = queue.try_send(page);
-        }
+    /// Asks for a page and says whether it will be tried; a full queue drops the request, which costs
+    /// a read on demand later: reading ahead is never worth waiting for.
+    pub(crate) fn ask(&self, page: PageId) -> bool {
+        let queue = self.queue.as_ref();
+        queue.is_some_and(|queue| queue.try_send(page).is_ok())
     }
 }
 

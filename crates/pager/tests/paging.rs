@@ -40,6 +40,8 @@ struct Fake {
     reads: AtomicU64,
     failing: Mutex<Vec<PageId>>,
     gate: Mutex<bool>,
+    /// The page that waits at the gate; every page when there is none.
+    gated: Mutex<Option<PageId>>,
     opened: Condvar,
 }
 
@@ -62,8 +64,10 @@ impl PageSource for Fake {
     fn read_page(&self, page: PageId, out: &mut [u8]) -> Result<(), PageError> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         out.fill(0xbd);
-        let gate = self.gate.lock().unwrap();
-        drop(self.opened.wait_while(gate, |closed| *closed).unwrap());
+        if self.gated.lock().unwrap().is_none_or(|gated| gated == page) {
+            let gate = self.gate.lock().unwrap();
+            drop(self.opened.wait_while(gate, |closed| *closed).unwrap());
+        }
         if self.failing.lock().unwrap().contains(&page) {
             return Err(PageError::read(page, "a bad sector"));
         }
@@ -282,6 +286,32 @@ fn a_page_being_read_ahead_is_waited_for_when_it_holds_the_only_room() {
 }
 
 #[test]
+fn a_request_to_read_ahead_that_is_overtaken_reads_nothing() {
+    let source = Arc::new(Fake::default());
+    let pager = Pager::new(Arc::clone(&source) as _, geometry(100, 0), 2 * TEXT).unwrap();
+    *source.gated.lock().unwrap() = Some(PageId::text(1));
+    source.close_gate();
+    pager.prefetch(PageId::text(1));
+    eventually(|| source.reads() == 1);
+    // Queued behind the first, asked for meanwhile, and dropped again for another page.
+    pager.prefetch(PageId::text(2));
+    pager.get(PageId::text(2)).unwrap();
+    pager.get(PageId::text(3)).unwrap();
+    assert!(!pager.is_resident(PageId::text(2)));
+    source.open_gate();
+    pager.prefetch(PageId::text(4));
+    eventually(|| pager.is_resident(PageId::text(4)));
+    assert_eq!(source.reads(), 4, "pages 1 to 4, each once");
+    assert_eq!(pager.stats().array(PageArray::Text).read_ahead, 2);
+    // It can be read ahead again later.
+    eventually(|| {
+        pager.get(PageId::text(4)).unwrap();
+        pager.prefetch(PageId::text(2));
+        pager.is_resident(PageId::text(2))
+    });
+}
+
+#[test]
 fn shrinking_drops_pages_and_widening_keeps_more() {
     let (_, pager) = pager(8 * TEXT);
     for block in 0..8 {
@@ -411,7 +441,7 @@ fn marked_mappings() -> Option<usize> {
 }
 
 #[test]
-fn a_revoked_pager_leaves_no_page_in_memory() {
+fn pages_that_are_dropped_are_zeroed() {
     let pager = Pager::new(Arc::new(Marked), geometry(8, 0), 4 * TEXT).unwrap();
     for block in 0..8 {
         pager.get(PageId::text(block)).unwrap();
@@ -424,6 +454,15 @@ fn a_revoked_pager_leaves_no_page_in_memory() {
         before >= 4,
         "the scan finds pages while they are there: {before}"
     );
+    // One page is left, two of the scan's steps long.
+    pager.set_budget(TEXT).unwrap();
+    assert_eq!(marked_mappings(), Some(2));
+    let lease = pager.get(PageId::text(3)).unwrap();
+    pager.clear();
+    assert_eq!(marked_mappings(), Some(2), "the lease's");
+    drop(lease);
+    assert_eq!(marked_mappings(), Some(0));
+    pager.get(PageId::text(3)).unwrap();
     pager.revoke();
     assert_eq!(marked_mappings(), Some(0));
 }
