@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use checkpoint::{Dtype, TensorInfo, TensorSource};
 use jlm::{
-    Config, Container, DType, Draft, Flags, Region, Role, TensorEntry, TensorKey, UnitId, Version,
-    Vocab, WriterFingerprint,
+    Config, Container, DType, Draft, Flags, Planes, Region, Role, TensorEntry, TensorKey, UnitId,
+    Version, Vocab, WriterFingerprint,
 };
 
 use crate::error::ConvertError;
@@ -52,6 +52,29 @@ pub struct Plan<'a> {
     /// By tensor, in table order.
     recipes: Vec<Recipe>,
     warnings: Vec<Warning>,
+}
+
+/// One sheet of one tensor (one expert's matrix of a bank): the least that is produced at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    tensor: usize,
+    sheet: u64,
+    planes: Planes,
+}
+
+impl Piece {
+    /// Where its planes lie in the file.
+    #[must_use]
+    pub const fn planes(&self) -> Planes {
+        self.planes
+    }
+
+    /// Bytes of its planes together.
+    #[must_use]
+    pub fn length(&self) -> u64 {
+        let planes = self.planes.as_array();
+        planes.iter().map(|plane| plane.length).sum()
+    }
 }
 
 /// Plans the conversion of a checkpoint. Reads tensor data only to compare a tied model's head
@@ -133,6 +156,44 @@ impl<'a> Plan<'a> {
     pub fn units(&self) -> impl Iterator<Item = UnitId> {
         let after_meta = |unit: &UnitId| unit.region >= Region::Dense;
         self.container.units().filter(after_meta)
+    }
+
+    /// Every sheet of every tensor, by place in the file. With the metadata before them and zeros
+    /// between them they are the file; in any order, and with one tensor in memory.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<Piece> {
+        let tensors = self.container.tensors().iter().enumerate();
+        let mut pieces: Vec<Piece> = tensors
+            .flat_map(|(tensor, entry)| {
+                (0..entry.sheets()).filter_map(move |sheet| {
+                    let planes = self.container.sheet(entry, sheet)?;
+                    Some(Piece {
+                        tensor,
+                        sheet,
+                        planes,
+                    })
+                })
+            })
+            .collect();
+        pieces.sort_by_key(|piece| piece.planes.qs.offset);
+        pieces
+    }
+
+    /// Produces a piece of this plan: its planes back to back. `out` must have its length.
+    ///
+    /// # Errors
+    /// When the source cannot be read or its values cannot be held.
+    pub fn write_piece(&self, piece: &Piece, out: &mut [u8]) -> Result<(), ConvertError> {
+        let entry = &self.container.tensors()[piece.tensor];
+        if out.len() as u64 != piece.length() {
+            return Err(ConvertError::tensor(
+                &entry.name,
+                "is given a buffer of another length",
+            ));
+        }
+        let recipe = &self.recipes[piece.tensor];
+        let (sheet, planes) = (piece.sheet, piece.planes);
+        produce::write_planes(self.origin, entry, recipe, sheet, planes, out)
     }
 
     /// Produces a unit. `out` must have its length: see [`Container::unit`]. Besides `out`, one

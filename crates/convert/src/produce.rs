@@ -90,6 +90,26 @@ pub(crate) fn write_span(
     Ok(())
 }
 
+/// Produces the planes of one sheet into `out`, back to back.
+pub(crate) fn write_planes(
+    origin: Origin<'_>,
+    entry: &TensorEntry,
+    recipe: &Recipe,
+    sheet: u64,
+    planes: Planes,
+    out: &mut [u8],
+) -> Result<(), ConvertError> {
+    let [qs, d, sc] = planes.as_array().map(|plane| plane.length);
+    let together = Planes {
+        qs: Span::new(0, qs),
+        d: Span::new(qs, d),
+        sc: Span::new(qs + d, sc),
+    };
+    out.fill(0);
+    let span = Span::new(0, out.len() as u64);
+    write_sheet(origin, entry, recipe, sheet, together, span, out)
+}
+
 fn write_sheet(
     origin: Origin<'_>,
     entry: &TensorEntry,

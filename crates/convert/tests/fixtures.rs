@@ -40,6 +40,28 @@ fn convert(folder: &Path, options: &Options) -> Vec<u8> {
         file.resize(start + length as usize, 0xee);
         plan.write_unit(unit, &mut file[start..]).unwrap();
     }
+    assert!(in_pieces(&plan) == file, "{}", folder.display());
+    file
+}
+
+/// The file tensor by tensor, the last one first.
+fn in_pieces(plan: &convert::Plan<'_>) -> Vec<u8> {
+    let mut file = vec![0; plan.container().header().file_len() as usize];
+    file[..plan.meta().len()].copy_from_slice(plan.meta());
+    for piece in plan.pieces().iter().rev() {
+        let mut bytes = vec![0xee; piece.length() as usize];
+        plan.write_piece(piece, &mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        for plane in piece.planes().as_array() {
+            let (part, after) = rest.split_at(plane.length as usize);
+            file[plane.offset as usize..][..part.len()].copy_from_slice(part);
+            rest = after;
+        }
+        assert!(
+            plan.write_piece(piece, &mut vec![0; bytes.len() + 1])
+                .is_err()
+        );
+    }
     file
 }
 

@@ -59,6 +59,19 @@ fn every_gguf_input_converts_to_the_reference_container() {
             ours.resize(start + length as usize, 0xee);
             plan.write_unit(unit, &mut ours[start..]).unwrap();
         }
+        let mut pieces = vec![0; ours.len()];
+        pieces[..plan.meta().len()].copy_from_slice(plan.meta());
+        for piece in plan.pieces() {
+            let mut bytes = vec![0xee; piece.length() as usize];
+            plan.write_piece(&piece, &mut bytes).unwrap();
+            let mut rest = &bytes[..];
+            for plane in piece.planes().as_array() {
+                let (part, after) = rest.split_at(plane.length as usize);
+                pieces[plane.offset as usize..][..part.len()].copy_from_slice(part);
+                rest = after;
+            }
+        }
+        assert!(pieces == ours, "{name}: tensor by tensor");
         let theirs = std::fs::read(folder.join(format!("containers/{name}.v27.jlm"))).unwrap();
         let differs = ours.iter().zip(&theirs).position(|(a, b)| a != b);
         assert_eq!((differs, ours.len()), (None, theirs.len()), "{name}");
