@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use model_key::{KeyFile, ModelKey, Passphrase};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use secret::SecretBytes;
 
 use crate::args::{KeyArgs, OptionalKeyArgs, PassphraseArgs};
@@ -34,15 +35,7 @@ pub fn open_key_file(path: &Path, passphrase: &PassphraseArgs) -> Result<ModelKe
 
 /// Parses a key file without opening it.
 pub fn parse_key_file(path: &Path) -> Result<KeyFile> {
-    let length = fs::metadata(path)
-        .with_context(|| format!("cannot read {}", path.display()))?
-        .len();
-    if length > model_key::MAX_KEY_FILE as u64 {
-        bail!("{}: not a key file: {length} bytes", path.display());
-    }
-    let bytes = SecretBytes::new(
-        fs::read(path).with_context(|| format!("cannot read {}", path.display()))?,
-    );
+    let bytes = read_start(path, model_key::MAX_KEY_FILE + 1)?;
     KeyFile::parse(bytes.expose()).with_context(|| format!("key file {}", path.display()))
 }
 
@@ -51,17 +44,42 @@ pub fn passphrase_of(arguments: &PassphraseArgs) -> Result<Option<Passphrase>> {
     let Some(path) = &arguments.passphrase_file else {
         return Ok(None);
     };
-    let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(MAX_PASSPHRASE_FILE).read_to_end(&mut bytes))
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    if let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
-        bytes.truncate(end);
+    let bytes = read_start(path, MAX_PASSPHRASE + 1)?;
+    let line = bytes.expose().split(|byte| *byte == b'\n').next();
+    let line = line.unwrap_or_default();
+    if line.len() > MAX_PASSPHRASE {
+        bail!(
+            "passphrase file {}: its first line has more than {MAX_PASSPHRASE} bytes",
+            path.display()
+        );
     }
-    if bytes.last() == Some(&b'\r') {
-        bytes.pop();
-    }
-    Ok(Some(Passphrase::new(SecretBytes::new(bytes))?))
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let passphrase = Passphrase::new(SecretBytes::new(line.to_vec()))
+        .with_context(|| format!("passphrase file {}", path.display()))?;
+    Ok(Some(passphrase))
+}
+
+/// The first bytes of a file or of what a pipe holds, `most` of them if there are so many.
+fn read_start(path: &Path, most: usize) -> Result<SecretBytes> {
+    // Sized once, so that no copy of a secret stays behind in memory that grew.
+    let mut bytes = Vec::with_capacity(most);
+    let read = open_readable(path)
+        .and_then(|file| file.take(most as u64).read_to_end(&mut bytes))
+        .with_context(|| format!("cannot read {}", path.display()));
+    let bytes = SecretBytes::new(bytes);
+    read?;
+    Ok(bytes)
+}
+
+/// Opens a file to read. A pipe that nobody writes to is empty: it is not waited for.
+pub fn open_readable(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
+    let flags = fcntl_getfl(&file)?;
+    fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+    Ok(file)
 }
 
 /// Writes a file that only its owner reads; one that exists is not replaced.
@@ -78,6 +96,14 @@ pub fn write_new_private(path: &Path, content: &[u8]) -> Result<()> {
     write().with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Refuses an output that is there already, be it a link that leads nowhere.
+pub fn refuse_existing(output: &Path) -> Result<()> {
+    if output.is_symlink() || output.exists() {
+        bail!("{} exists already", output.display());
+    }
+    Ok(())
+}
+
 /// A file that is written under another name and gets its own when it is finished. Dropped before,
 /// it leaves nothing.
 pub struct StagedFile {
@@ -89,9 +115,7 @@ pub struct StagedFile {
 impl StagedFile {
     /// Starts a file at `target`, which must not exist.
     pub fn create(target: &Path) -> Result<Self> {
-        if target.exists() {
-            bail!("{} exists already", target.display());
-        }
+        refuse_existing(target)?;
         let name = target
             .file_name()
             .with_context(|| format!("{} is no file name", target.display()))?;
@@ -140,4 +164,4 @@ impl Drop for StagedFile {
     }
 }
 
-const MAX_PASSPHRASE_FILE: u64 = 64 * 1024;
+const MAX_PASSPHRASE: usize = 64 * 1024;

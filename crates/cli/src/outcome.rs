@@ -51,7 +51,7 @@ impl Outcome {
         match self.print(json) {
             // Whoever read it has seen enough: `chancery ... | head`.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
-            printed => printed?,
+            printed => printed.map_err(unwritten)?,
         }
         Ok(match self.refused {
             None => ExitCode::SUCCESS,
@@ -78,6 +78,14 @@ impl Outcome {
         }
         out.flush()
     }
+}
+
+/// Says which file could not be written.
+pub fn unwritten(error: io::Error) -> io::Error {
+    io::Error::new(
+        error.kind(),
+        format!("cannot write to standard output: {error}"),
+    )
 }
 
 /// The command was used wrongly: exit code 2.

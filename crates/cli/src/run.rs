@@ -5,12 +5,14 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use api::v1::generate_request::Input;
-use api::v1::{ChatMessage, ChatMessages, Finish, FinishReason, GenerateRequest, TokenIds};
+use api::v1::{
+    ChatMessage, ChatMessages, Finish, FinishReason, GenerateRequest, GenerateResponse, TokenIds,
+};
 use serde::Serialize;
 
 use crate::args::RunArgs;
 use crate::context::{Context, Person, Workload};
-use crate::outcome::{Outcome, WrongUse};
+use crate::outcome::{Outcome, WrongUse, unwritten};
 
 #[derive(Serialize)]
 struct RunView {
@@ -32,27 +34,40 @@ pub async fn execute(state: &Path, arguments: RunArgs, json: bool) -> Result<Out
     let mut answers = client
         .inference_service()
         .generate(request)
-        .await?
+        .await
+        .map_err(|status| client.unreachable(status))?
         .into_inner();
     let (mut text, mut tokens) = (String::new(), Vec::new());
     while let Some(answer) = answers.message().await? {
         text.push_str(&answer.text);
-        if !json {
-            let mut out = io::stdout().lock();
-            out.write_all(answer.text.as_bytes())?;
-            out.flush()?;
+        match print(&answer, json) {
+            // Whoever read it has seen enough; the node stops with the stream.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                return Ok(Outcome::printed());
+            }
+            printed => printed.map_err(unwritten)?,
         }
         let Some(finish) = answer.finish else {
             tokens.push(answer.token);
             continue;
         };
-        if !json {
-            writeln!(io::stdout())?;
-        }
         let view = RunView::new(text, tokens, answer.session_id, &finish);
         return Ok(Outcome::silent(&view));
     }
     bail!("the node ended the answer before it was finished")
+}
+
+/// Prints a piece of the text as it comes, and the line's end after the last.
+fn print(answer: &GenerateResponse, json: bool) -> io::Result<()> {
+    if json {
+        return Ok(());
+    }
+    let mut out = io::stdout().lock();
+    out.write_all(answer.text.as_bytes())?;
+    if answer.finish.is_some() {
+        writeln!(out)?;
+    }
+    out.flush()
 }
 
 impl RunView {

@@ -43,6 +43,21 @@ pub enum GgufError {
     },
 }
 
+impl GgufError {
+    /// How many bytes more of the file's start the metadata has at least, when only they can tell
+    /// whether it is sound.
+    #[must_use]
+    pub fn missing(&self) -> Option<u64> {
+        match self {
+            Self::Malformed(DecodeError {
+                fault: Fault::Truncated { needed, left },
+                ..
+            }) => Some(needed.saturating_sub(*left)),
+            _ => None,
+        }
+    }
+}
+
 /// One tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {

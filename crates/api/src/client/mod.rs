@@ -155,8 +155,8 @@ impl Client {
     }
 
     /// A broken or refused connection as `UNAVAILABLE` with the endpoint's name; any other status
-    /// as it is.
-    fn unreachable(&self, status: Status) -> Status {
+    /// as it is. For calls that do not go through [`Client::call`].
+    pub fn unreachable(&self, status: Status) -> Status {
         let broken = is_transient(&status) || tls_refusal(&status).is_some();
         if !broken || std::error::Error::source(&status).is_none() {
             return status;

@@ -8,7 +8,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use jlm::Span;
 
-/// A container file and its length when it was opened.
+use crate::files::open_readable;
+
+/// A container or blob file and its length when it was opened.
 pub struct ContainerFile {
     file: File,
     name: String,
@@ -20,7 +22,7 @@ impl ContainerFile {
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.display().to_string();
         let open = || -> io::Result<(File, u64)> {
-            let file = File::open(path)?;
+            let file = open_readable(path)?;
             let metadata = file.metadata()?;
             if !metadata.is_file() {
                 return Err(io::Error::other("not a regular file"));
