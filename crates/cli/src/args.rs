@@ -5,6 +5,12 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
+mod checkpoint;
+
+pub use checkpoint::{
+    CatalogCommand, CatalogWriteArgs, CheckpointCommand, CheckpointSealArgs, ServeViewArgs,
+};
+
 /// Seals models under keys, keeps the keys in one service, and runs what is sealed.
 ///
 /// Exit codes: 0 done, 1 refused (one line of reason on standard error), 2 wrong use.
@@ -58,6 +64,9 @@ pub enum Command {
     /// Sealed checkpoint folders, without services.
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
+    /// Prepare what a stock engine needs to serve a sealed folder, in memory, and print its command
+    /// line. Without services.
+    ServeView(ServeViewArgs),
     /// Trusted blobs, without services.
     #[command(subcommand)]
     Blob(BlobCommand),
@@ -287,6 +296,14 @@ pub enum ArtifactsCommand {
         /// An artifact's id, its digest, or a model's name (its container).
         artifact: String,
     },
+    /// Download an artifact's files from the storage node, each verified by its SHA-256.
+    Fetch {
+        /// An artifact's id, its digest, or a model's name (its sealed checkpoint).
+        artifact: String,
+        /// Where to write; it must not exist.
+        #[arg(short, long)]
+        output: PathBuf,
+    },
     /// Withdraw an artifact from one node or from all.
     Revoke {
         /// The artifact's digest.
@@ -404,90 +421,6 @@ pub enum StorageCommand {
         #[arg(long)]
         digest: Option<String>,
     },
-}
-
-/// `chancery checkpoint`.
-#[derive(Debug, Subcommand)]
-pub enum CheckpointCommand {
-    /// Seal a checkpoint folder.
-    Seal(CheckpointSealArgs),
-    /// Take the weight lock off a sealed folder.
-    Unlock {
-        /// The sealed folder.
-        source: PathBuf,
-        /// Where to write; it must not exist.
-        #[arg(short, long)]
-        output: PathBuf,
-        #[command(flatten)]
-        key: KeyArgs,
-    },
-    /// Replace lock v1 by v2.
-    Relock {
-        /// The sealed folder.
-        source: PathBuf,
-        /// Where to write; it must not exist.
-        #[arg(short, long)]
-        output: PathBuf,
-        #[command(flatten)]
-        key: KeyArgs,
-    },
-    /// Compare a sealed folder with what was sealed.
-    Verify {
-        /// The sealed folder.
-        sealed: PathBuf,
-        /// The checkpoint folder that was sealed.
-        #[arg(long)]
-        base: PathBuf,
-        /// Largest difference of an orth-sealed value, in units in the last place.
-        #[arg(long, default_value_t = 1)]
-        ulps: u64,
-        #[command(flatten)]
-        key: KeyArgs,
-    },
-    /// Write what an untrusted host may have.
-    Cloud {
-        /// The sealed folder.
-        sealed: PathBuf,
-        /// Where to write; it must not exist.
-        #[arg(short, long)]
-        output: PathBuf,
-        #[command(flatten)]
-        key: OptionalKeyArgs,
-    },
-    /// What a sealed folder says about itself.
-    Show {
-        /// The sealed folder.
-        folder: PathBuf,
-    },
-    /// Compare a folder with its store record.
-    Check {
-        /// The sealed folder.
-        folder: PathBuf,
-        /// Write the record instead.
-        #[arg(long)]
-        write: bool,
-    },
-}
-
-/// Arguments of `checkpoint seal`.
-#[derive(Debug, Args)]
-pub struct CheckpointSealArgs {
-    /// The checkpoint folder.
-    pub source: PathBuf,
-    /// Where to write; it must not exist.
-    #[arg(short, long)]
-    pub output: PathBuf,
-    #[command(flatten)]
-    pub key: KeyArgs,
-    /// The transform.
-    #[arg(long, value_enum)]
-    pub transform: TransformArg,
-    /// The weight lock.
-    #[arg(long, value_enum)]
-    pub lock: LockArg,
-    /// For Z-Image: the client scheme instead of the split one.
-    #[arg(long)]
-    pub client: bool,
 }
 
 /// `chancery blob`.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use api::client::Client;
 use api::v1::{
     Artifact, ArtifactKind, GetArtifactRequest, ListArtifactsRequest, ModelRef,
@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::args::ArtifactsCommand;
 use crate::context::{Context, Person, Workload, request_id};
+use crate::fetch::fetch;
 use crate::outcome::{Outcome, bytes, heading, table, time};
 use crate::seal::kind_name;
 
@@ -25,6 +26,7 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
             list(&client, model.unwrap_or_default()).await
         }
         ArtifactsCommand::Show { artifact } => show(&context, artifact).await,
+        ArtifactsCommand::Fetch { artifact, output } => fetch(&context, artifact, output).await,
         ArtifactsCommand::Revoke {
             artifact,
             node,
@@ -131,16 +133,23 @@ struct FullView {
     log_index: Option<u64>,
 }
 
-async fn show(context: &Context, which: String) -> Result<Outcome> {
+/// An artifact by its id, its digest, or the model's name and the `kind` of its newest; with its
+/// manifest, whose signature was checked.
+pub async fn verified(
+    context: &Context,
+    which: String,
+    kind: ArtifactKind,
+) -> Result<(Artifact, registry_domain::ArtifactManifest)> {
     let which = match (which.parse::<ArtifactId>(), which.parse::<Sha256Digest>()) {
         (Ok(_), _) => Which::Id(which),
         (_, Ok(_)) => Which::Digest(which),
         _ => Which::Model(ModelRef {
             model: which,
-            kind: ArtifactKind::Container.into(),
+            kind: kind.into(),
         }),
     };
     let client = context.client(Workload::Registry, Person::Platform)?;
+    let asked = which.clone();
     let request = GetArtifactRequest { which: Some(which) };
     let artifact = client
         .call(|| {
@@ -154,6 +163,27 @@ async fn show(context: &Context, which: String) -> Result<Outcome> {
         registry_domain::VerifiedManifest::verify(&artifact.manifest_envelope, &trust.signers)
             .context("the artifact's manifest does not verify")?;
     let manifest = verified.manifest().clone();
+    // The registry's word for which artifact this is counts for nothing against the signature.
+    ensure!(
+        artifact.digest == verified.digest().to_string() && artifact.model == manifest.model,
+        "the registry gave the manifest of another artifact"
+    );
+    match asked {
+        Which::Digest(digest) => ensure!(
+            digest == artifact.digest,
+            "the registry gave another artifact than {digest}"
+        ),
+        Which::Model(asked) => ensure!(
+            asked.model == artifact.model && asked.kind == artifact.kind,
+            "the registry gave an artifact of another model or kind"
+        ),
+        Which::Id(_) => {}
+    }
+    Ok((artifact, manifest))
+}
+
+async fn show(context: &Context, which: String) -> Result<Outcome> {
+    let (artifact, manifest) = verified(context, which, ArtifactKind::Container).await?;
     let mut rows = vec![
         vec!["model".to_owned(), artifact.model.clone()],
         vec!["kind".to_owned(), kind_name(artifact.kind()).to_owned()],

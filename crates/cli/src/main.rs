@@ -4,6 +4,7 @@ mod args;
 mod artifacts;
 mod audit;
 mod context;
+mod fetch;
 mod files;
 mod keys;
 mod model;
@@ -38,6 +39,7 @@ fn execute(cli: Cli) -> Result<Outcome> {
     let (state, json) = (cli.state.as_path(), cli.json);
     match cli.command {
         Command::Checkpoint(command) => offline::checkpoint::execute(command),
+        Command::ServeView(arguments) => offline::serve_view::execute(&arguments),
         Command::Blob(command) => offline::blob::execute(command),
         Command::Convert(arguments) => offline::convert::execute(&arguments),
         Command::Jlm(command) => offline::jlm::execute(command),

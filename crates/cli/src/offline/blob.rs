@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -107,6 +107,7 @@ fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
     let payload = open(file, key)?;
     let staged = tempfile::Builder::new()
         .prefix(".blob-")
+        .permissions(fs::Permissions::from_mode(0o700))
         .tempdir_in(parent(output))
         .with_context(|| format!("cannot write beside {}", output.display()))?;
     for (path, bytes) in payload.files() {
@@ -121,8 +122,9 @@ fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
     Ok(Outcome::new(&view, view.text()))
 }
 
-/// The payload's paths were checked to stay inside when it was parsed.
-fn write_private(folder: &Path, relative: &str, bytes: &[u8]) -> Result<()> {
+/// Writes a file that only its owner reads; folders on the way are private too. A payload's paths
+/// were checked to stay inside when it was parsed.
+pub(super) fn write_private(folder: &Path, relative: &str, bytes: &[u8]) -> Result<()> {
     let path: PathBuf = folder.join(relative);
     let context = || format!("cannot write {}", path.display());
     if let Some(parent) = path.parent() {

@@ -1,25 +1,28 @@
 //! `chancery checkpoint`.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use checkpoint::WrittenFile;
+use anyhow::{Context as _, Result, ensure};
+use checkpoint::{Root, WrittenFile};
 use indicatif::ProgressBar;
 use model_key::SubkeySource;
 use sealing::{
-    CheckReport, CopyReport, Monitor, Outcome as Fate, SealOptions, SealPlan, SealReport, Shown,
-    Step, StoreRecord, VerifyReport,
+    CheckReport, CopyReport, Monitor, Outcome as Fate, SealMetadata, SealOptions, SealPlan,
+    SealReport, Shown, Step, StoreRecord, VerifyReport,
 };
 use serde::Serialize;
 use service_runtime::{Randomness, SystemRandomness};
+use sha2::{Digest as _, Sha256};
 use weight_lock::Version;
 use weight_transform::Transform;
 
 use crate::args::{CheckpointCommand, CheckpointSealArgs, LockArg, TransformArg};
 use crate::files;
+use crate::offline::catalog;
 use crate::outcome::{Outcome, bytes, table};
 use crate::progress;
 
@@ -30,6 +33,13 @@ pub fn execute(command: CheckpointCommand) -> Result<Outcome> {
         CheckpointCommand::Unlock {
             source,
             output,
+            tensor: Some(tensor),
+            key,
+        } => unlock_tensor(&source, &output, &tensor, &key),
+        CheckpointCommand::Unlock {
+            source,
+            output,
+            tensor: None,
             key,
         } => {
             let key = files::open_key(&key)?;
@@ -74,6 +84,8 @@ pub fn execute(command: CheckpointCommand) -> Result<Outcome> {
             Ok(copied("exported", &report))
         }
         CheckpointCommand::Show { folder } => Ok(shown(&sealing::show(&folder)?)),
+        CheckpointCommand::Recognise { folder } => recognise(&folder),
+        CheckpointCommand::Catalog(command) => catalog::execute(&command),
         CheckpointCommand::Check { folder, write } => check(&folder, write),
     }
 }
@@ -222,6 +234,56 @@ fn copied(what: &str, report: &CopyReport) -> Outcome {
 }
 
 #[derive(Serialize)]
+struct TensorView {
+    tensor: String,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    bytes: u64,
+    written: FileView,
+}
+
+/// Writes one tensor to a file that appears whole or not at all.
+fn unlock_tensor(
+    sealed: &Path,
+    output: &Path,
+    tensor: &str,
+    key: &crate::args::KeyArgs,
+) -> Result<Outcome> {
+    // In a language model, dots separate the parts of a name; a slash ends a pipeline's folder.
+    let (folder, name) = tensor.rsplit_once('/').unwrap_or(("", tensor));
+    let key = files::open_key(key)?;
+    let unlocked = sealing::unlock_tensor(sealed, &key, folder, name)?;
+    let header = unlocked.header()?;
+    let mut file = files::StagedFile::create(output)?;
+    let mut hash = Sha256::new();
+    for part in [&header, &unlocked.bytes] {
+        hash.update(part);
+        file.writer()
+            .write_all(part)
+            .with_context(|| format!("cannot write {}", output.display()))?;
+    }
+    file.finish()?;
+    let view = TensorView {
+        tensor: tensor.to_owned(),
+        dtype: unlocked.info.dtype.name(),
+        shape: unlocked.info.shape.clone(),
+        bytes: unlocked.info.bytes,
+        written: FileView {
+            path: output.display().to_string(),
+            bytes: header.len() as u64 + unlocked.info.bytes,
+            sha256: hex::encode(hash.finalize()),
+        },
+    };
+    let text = format!(
+        "unlocked {tensor}: {} {:?}, {}",
+        view.dtype,
+        view.shape,
+        bytes(view.bytes)
+    );
+    Ok(Outcome::new(&view, text))
+}
+
+#[derive(Serialize)]
 struct VerifyView {
     tensors: u64,
     files: u64,
@@ -312,9 +374,54 @@ fn shown(shown: &Shown) -> Outcome {
     Outcome::new(&view, table(&rows))
 }
 
+#[derive(Serialize)]
+struct RecognisedView {
+    sealed: bool,
+    /// The file that says so.
+    file: Option<String>,
+    scheme: Option<&'static str>,
+    transform: Option<&'static str>,
+    fingerprint: Option<String>,
+    architecture: Option<String>,
+    lock: Option<String>,
+}
+
+/// Says whether a folder is sealed. Neither answer is a refusal.
+fn recognise(folder: &Path) -> Result<Outcome> {
+    let found = SealMetadata::recognise(&Root::open(folder)?)?;
+    let view = RecognisedView {
+        sealed: found.is_some(),
+        file: found.as_ref().map(|found| found.file.clone()),
+        scheme: found.as_ref().map(|found| found.scheme.name()),
+        transform: found
+            .as_ref()
+            .and_then(|found| found.transform)
+            .map(Transform::name),
+        fingerprint: found.as_ref().map(|found| found.fingerprint.to_string()),
+        architecture: found.as_ref().map(|found| found.architecture.clone()),
+        lock: found
+            .as_ref()
+            .and_then(|found| found.lock)
+            .map(|lock| lock.to_string()),
+    };
+    let text = match &found {
+        None => "not sealed".to_owned(),
+        Some(found) => format!(
+            "sealed: {} {}, lock {}, {}, key {}",
+            found.scheme.name(),
+            view.transform.unwrap_or("without a transform"),
+            view.lock.as_deref().unwrap_or("none"),
+            found.architecture,
+            found.fingerprint
+        ),
+    };
+    Ok(Outcome::new(&view, text))
+}
+
 fn check(folder: &Path, write: bool) -> Result<Outcome> {
     let folder =
         fs::canonicalize(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    ensure!(folder.is_dir(), "{} is not a folder", folder.display());
     let path = sealing::record_path(&folder)
         .with_context(|| format!("{} has no name for a record", folder.display()))?;
     if write {
@@ -336,7 +443,7 @@ fn check(folder: &Path, write: bool) -> Result<Outcome> {
     Ok(checked(&record.check(&folder)?, "the record"))
 }
 
-fn checked(report: &CheckReport, against: &str) -> Outcome {
+pub(super) fn checked(report: &CheckReport, against: &str) -> Outcome {
     let mut lines = Vec::new();
     for (what, paths) in [
         ("missing", &report.missing),
@@ -378,13 +485,19 @@ fn watched<T>(what: &str, total: u64, work: impl FnOnce(&Monitor<'_>) -> Result<
     result
 }
 
-/// Bytes of the weights beneath a folder, for a bar; 0 when it cannot be told.
+/// Bytes of the weights in a folder and in a pipeline's folders, for a bar; 0 when it cannot be told.
 fn weight_bytes(folder: &Path) -> u64 {
+    weight_bytes_to(folder, PIPELINE_DEPTH)
+}
+
+fn weight_bytes_to(folder: &Path, depth: u32) -> u64 {
     fs::read_dir(folder).map_or(0, |entries| {
         entries
             .flatten()
             .map(|entry| match entry.metadata() {
-                Ok(metadata) if metadata.is_dir() => weight_bytes(&entry.path()),
+                Ok(metadata) if metadata.is_dir() && depth > 0 => {
+                    weight_bytes_to(&entry.path(), depth - 1)
+                }
                 Ok(metadata) if entry.path().extension().is_some_and(|e| e == "safetensors") => {
                     metadata.len()
                 }
@@ -393,3 +506,6 @@ fn weight_bytes(folder: &Path) -> u64 {
             .sum()
     })
 }
+
+/// Folders of a pipeline's parts, one within the other.
+const PIPELINE_DEPTH: u32 = 1;
