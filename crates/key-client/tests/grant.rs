@@ -4,6 +4,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use api::client::Client;
@@ -39,6 +40,15 @@ struct Keys {
     capability: CapabilityId,
     /// Answers one subkey fewer than asked for.
     short: bool,
+    traffic: Arc<Traffic>,
+}
+
+/// What was asked of the service.
+#[derive(Default)]
+struct Traffic {
+    streams: AtomicUsize,
+    batches: AtomicUsize,
+    largest: AtomicUsize,
 }
 
 type Answers = Pin<Box<dyn Stream<Item = Result<v1::DeriveSubkeysResponse, Status>> + Send>>;
@@ -57,7 +67,10 @@ impl Keys {
     }
 
     fn derive(&self, request: &v1::DeriveSubkeysRequest) -> v1::DeriveSubkeysResponse {
-        assert!(request.subkeys.len() <= 4096);
+        self.traffic.batches.fetch_add(1, Relaxed);
+        self.traffic
+            .largest
+            .fetch_max(request.subkeys.len(), Relaxed);
         let mut ids: Vec<SubkeyId> = request
             .subkeys
             .iter()
@@ -85,6 +98,7 @@ impl KeyService for Keys {
         &self,
         request: Request<Streaming<v1::DeriveSubkeysRequest>>,
     ) -> Result<Response<Answers>, Status> {
+        self.traffic.streams.fetch_add(1, Relaxed);
         let keys = self.clone();
         let answers = request
             .into_inner()
@@ -196,6 +210,7 @@ impl World {
             grant: GrantId::from_parts(1, &[1; 10]),
             capability: CapabilityId::from_parts(1, &[2; 10]),
             short,
+            traffic: Arc::default(),
         };
         let running = Server::builder(ServerSettings::loopback(), identity(Role::KeyService))
             .service(KeyServiceServer::new(keys.clone()))
@@ -242,21 +257,26 @@ fn lock_ids(count: usize) -> Vec<SubkeyId> {
 async fn a_hundred_thousand_subkeys_come_in_batches_and_are_those_of_the_key() {
     let world = World::start(Role::Sealer, false).await;
     let ids = lock_ids(100_000);
-    #[expect(clippy::disallowed_methods, reason = "the test measures")]
-    let started = Instant::now();
+    #[expect(clippy::disallowed_methods, reason = "the test says what it measured")]
+    let now = Instant::now;
+    let started = now();
     let granted = world.fetch(ids.clone()).await.unwrap();
-    let seconds = started.elapsed().as_secs_f64();
+    let fetched = started.elapsed().as_secs_f64();
+    let traffic = &world.keys.traffic;
+    assert_eq!(traffic.streams.load(Relaxed), 1);
+    assert_eq!(traffic.batches.load(Relaxed), ids.len().div_ceil(4096));
+    assert_eq!(traffic.largest.load(Relaxed), 4096);
     assert_eq!(granted.len(), ids.len());
-    for id in ids.iter().step_by(9973) {
-        let (given, own) = (
-            granted.subkey(id).unwrap(),
-            world.keys.model.subkey(id).unwrap(),
-        );
-        assert!(given == own);
+    let started = now();
+    for id in &ids {
+        let own = world.keys.model.subkey(id).unwrap();
+        assert!(granted.subkey(id).unwrap() == own, "{id:?}");
     }
-    // Bounded far above the goal of 2 seconds: this is no benchmark, and machines are shared.
-    assert!(seconds < 20.0, "{seconds} s");
-    eprintln!("100,000 subkeys in {seconds:.2} s");
+    let derived = started.elapsed().as_secs_f64();
+    eprintln!(
+        "100,000 subkeys in {fetched:.2} s: {:.1} times their derivation alone ({derived:.2} s)",
+        fetched / derived
+    );
 }
 
 #[tokio::test]
