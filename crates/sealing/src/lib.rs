@@ -3,7 +3,7 @@
 //! [`SealPlan`] looks at a source without a key and lists the subkeys that sealing takes;
 //! [`Sealer`] writes shard by shard, so that a service can resume; [`seal`] does it all at once.
 //! [`unlock`] and [`relock`] write copies with another lock, [`UnlockingSource`] reads a sealed
-//! directory in place, [`open_trusted`] the files in its blob. [`verify`] compares with the base,
+//! directory in place, [`unlock_tensor`] one tensor of it, [`open_trusted`] the files in its blob. [`verify`] compares with the base,
 //! [`cloud_export`] writes what an untrusted machine gets. Every one of them compares the
 //! fingerprint before it decrypts anything.
 
@@ -34,7 +34,7 @@ pub use metadata::{Scheme, SealMetadata};
 pub use monitor::{Monitor, Step};
 pub use scheme::SealOptions;
 pub use seal::{FileReport, SealPlan, SealReport, SealedShard, Sealer, seal};
-pub use source::UnlockingSource;
+pub use source::{UnlockedTensor, UnlockingSource, unlock_tensor};
 pub use store::{
     CatalogEntry, CheckReport, RecordedFile, Shown, StoreRecord, catalog_manifest, check_catalog,
     record_path, show,

@@ -1,6 +1,8 @@
 //! A sealed directory read as unlocked tensors in the secret basis.
 
-use checkpoint::{CheckpointError, Root, TensorInfo, TensorSource};
+use std::path::Path;
+
+use checkpoint::{CheckpointError, PlannedShard, Root, TensorInfo, TensorSource, TensorSpec};
 use model_key::SubkeySource;
 use weight_lock::Version;
 
@@ -63,6 +65,46 @@ impl<'a> UnlockingSource<'a> {
             tensor: info.name.clone(),
             source,
         })
+    }
+}
+
+/// One tensor of a locked directory without its lock.
+#[derive(Debug)]
+pub struct UnlockedTensor {
+    /// What it is.
+    pub info: TensorInfo,
+    /// Its values.
+    pub bytes: Vec<u8>,
+}
+
+/// Unlocks one tensor of the weights in `folder` ("" for a language model's) and reads nothing else
+/// of them but headers.
+pub fn unlock_tensor(
+    sealed: &Path,
+    keys: &dyn SubkeySource,
+    folder: &str,
+    tensor: &str,
+) -> Result<UnlockedTensor, SealingError> {
+    let root = Root::open(sealed)?;
+    let source = UnlockingSource::open(&root, folder, keys)?;
+    if source.lock.is_none() {
+        return Err(SealingError::NotLocked {
+            file: source.metadata.file,
+        });
+    }
+    let info = source.require(tensor)?.clone();
+    let mut bytes = vec![0; info.bytes as usize];
+    source.read(tensor, &mut bytes)?;
+    Ok(UnlockedTensor { info, bytes })
+}
+
+impl UnlockedTensor {
+    /// The bytes that stand before the values in a safetensors file of this tensor alone.
+    pub fn header(&self) -> Result<Vec<u8>, SealingError> {
+        let specs = vec![TensorSpec::from(&self.info)];
+        let plan = PlannedShard::in_order("tensor.safetensors", specs);
+        let metadata = [("format".to_owned(), "pt".to_owned())];
+        Ok(plan.map_err(CheckpointError::from)?.header(&metadata, 0))
     }
 }
 
