@@ -1,4 +1,5 @@
-//! `chancery jlm info` and `diff`, and `chancery convert`, over the fixtures' containers.
+//! `chancery jlm info` and `diff` over the fixtures' containers; what `chancery convert` leaves when it is
+//! planned, interrupted or refused.
 
 #![expect(
     clippy::print_stderr,
@@ -225,4 +226,131 @@ fn diff_of_sealed_containers_names_their_seals_and_pages() {
         "{lines:?}"
     );
     run(&["jlm", "info", text(&one)], 0);
+}
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tiny-qwen3");
+
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn json(arguments: &[&str]) -> Value {
+    let mut arguments = arguments.to_vec();
+    arguments.push("--json");
+    serde_json::from_str(&run(&arguments, 0)).unwrap()
+}
+
+/// Converts under a limit on the size of files: the kernel kills the process in the middle of a write.
+fn interrupt(source: &Path, output: &Path, kibibytes: u64) {
+    let program = Command::cargo_bin("chancery").unwrap();
+    let script = format!("ulimit -c 0; ulimit -f {kibibytes}; exec \"$@\"");
+    let status = std::process::Command::new("bash")
+        .args(["-c", &script, "bash"])
+        .arg(program.get_program())
+        .args(["convert", text(source), text(output)])
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), None, "it was killed");
+}
+
+#[test]
+fn a_plan_says_what_would_be_written_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.jlm");
+    let planned = json(&["convert", MODEL, text(&out), "--plan"]);
+    assert_eq!(names(folder.path()), [""; 0]);
+    let mut written = json(&["convert", MODEL, text(&out)]);
+    assert_eq!(planned["bytes"], fs::metadata(&out).unwrap().len());
+    assert_eq!(planned["written"], Value::Null);
+    written["written"] = Value::Null;
+    assert_eq!(planned, written);
+    let lines = words(&run(&["convert", MODEL, "nowhere.jlm", "--plan"], 0));
+    assert!(
+        lines.contains(&"attn_q 0 bf16 [128, 128]".to_owned()),
+        "{lines:?}"
+    );
+}
+
+#[test]
+fn an_interrupted_conversion_continues_with_what_is_intact() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (whole, out) = (path("whole.jlm"), path("out.jlm"));
+    let tensors = json(&["convert", MODEL, text(&whole)])["tensors"]
+        .as_array()
+        .unwrap()
+        .len() as u64;
+    let expected = fs::read(&whole).unwrap();
+    interrupt(Path::new(MODEL), &out, expected.len() as u64 / 2048);
+    let left = [".out.jlm.converting", ".out.jlm.journal", "whole.jlm"];
+    assert_eq!(names(folder.path()), left);
+
+    // A byte of what was written is lost: its tensor is written again.
+    let staged = path(left[0]);
+    let mut bytes = fs::read(&staged).unwrap();
+    let recorded = fs::read_to_string(path(left[1])).unwrap().lines().count() as u64 - 1;
+    let at = bytes.len() / 2;
+    bytes[at] ^= 0xff;
+    fs::write(&staged, bytes).unwrap();
+    let resumed = json(&["convert", MODEL, text(&out)])["resumed"]
+        .as_u64()
+        .unwrap();
+    assert_eq!(resumed, recorded - 1);
+    assert!(resumed > 0 && recorded < tensors);
+    assert!(fs::read(&out).unwrap() == expected);
+    assert_eq!(names(folder.path()), ["out.jlm", "whole.jlm"]);
+}
+
+#[test]
+fn another_source_or_another_choice_starts_from_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (source, out) = (path("source"), path("out.jlm"));
+    fs::create_dir(&source).unwrap();
+    for name in names(Path::new(MODEL)) {
+        fs::copy(Path::new(MODEL).join(&name), source.join(&name)).unwrap();
+    }
+    interrupt(&source, &out, 512);
+    let written = json(&["convert", text(&source), text(&out), "--q8"]);
+    assert_eq!(written["resumed"], 0);
+    let expected = path("q8.jlm");
+    run(&["convert", MODEL, text(&expected), "--q8"], 0);
+    assert!(fs::read(&out).unwrap() == fs::read(&expected).unwrap());
+
+    fs::remove_file(&out).unwrap();
+    interrupt(&source, &out, 512);
+    let changed = fs::File::options()
+        .append(true)
+        .open(source.join("config.json"));
+    changed
+        .unwrap()
+        .set_modified(std::time::UNIX_EPOCH)
+        .unwrap();
+    assert_eq!(json(&["convert", text(&source), text(&out)])["resumed"], 0);
+}
+
+#[test]
+fn a_refused_conversion_leaves_nothing_and_replaces_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out.jlm");
+    fs::write(&out, "mine").unwrap();
+    run(&["convert", MODEL, text(&out)], 1);
+    assert_eq!(fs::read(&out).unwrap(), b"mine");
+    let other = folder.path().join("other.jlm");
+    run(&["convert", text(&out), text(&other)], 1);
+    assert_eq!(names(folder.path()), ["out.jlm"]);
+
+    // A conversion that is under way keeps its file to itself.
+    let staged = fs::File::create(folder.path().join(".other.jlm.converting")).unwrap();
+    staged.lock().unwrap();
+    let output = chancery(&["convert", MODEL, text(&other)]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("another process"), "{said}");
+    assert_eq!(names(folder.path()), [".other.jlm.converting", "out.jlm"]);
 }

@@ -1,19 +1,23 @@
 //! `chancery convert`.
 
-use std::io::Write;
+mod resume;
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use checkpoint::{Checkpoint, CheckpointError, Root, TensorSource};
 use convert::{Options, Plan, SourceFiles};
 use gguf::{Gguf, GgufError};
-use jlm::{Container, WriterFingerprint};
+use jlm::{Container, Span, WriterFingerprint};
+use resume::Resumable;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use super::jlm::{RegionView, region_rows, regions};
 use super::spans::ContainerFile;
 use crate::args::ConvertArgs;
-use crate::files::StagedFile;
 use crate::outcome::{Outcome, WrongUse, bytes, table};
 use crate::progress;
 
@@ -45,6 +49,8 @@ pub fn execute(arguments: &ConvertArgs) -> Result<Outcome> {
 struct PlanView {
     written: Option<String>,
     bytes: u64,
+    /// Matrices and vectors that an interrupted run had written.
+    resumed: u64,
     tensors: Vec<TensorView>,
     regions: Vec<RegionView>,
     warnings: Vec<String>,
@@ -59,13 +65,15 @@ struct TensorView {
 }
 
 fn produce(arguments: &ConvertArgs, plan: &Plan<'_>) -> Result<Outcome> {
-    if !arguments.plan {
-        write(&arguments.output, plan)?;
-    }
+    let resumed = match arguments.plan {
+        true => 0,
+        false => write(arguments, plan)?,
+    };
     let container = plan.container();
     let view = PlanView {
         written: (!arguments.plan).then(|| arguments.output.display().to_string()),
         bytes: container.header().file_len(),
+        resumed,
         tensors: tensors(container),
         regions: regions(container),
         warnings: plan.warnings().iter().map(ToString::to_string).collect(),
@@ -80,6 +88,10 @@ fn produce(arguments: &ConvertArgs, plan: &Plan<'_>) -> Result<Outcome> {
         ],
         vec!["tensors".to_owned(), view.tensors.len().to_string()],
     ];
+    if resumed > 0 {
+        let text = format!("{resumed} matrices and vectors were written before");
+        rows.push(vec!["resumed".to_owned(), text]);
+    }
     rows.extend(region_rows(&view.regions));
     if arguments.plan {
         rows.extend(view.tensors.iter().map(|tensor| {
@@ -96,27 +108,50 @@ fn produce(arguments: &ConvertArgs, plan: &Plan<'_>) -> Result<Outcome> {
     Ok(Outcome::new(&view, text))
 }
 
-fn write(output: &Path, plan: &Plan<'_>) -> Result<()> {
-    let container = plan.container();
-    let mut file = StagedFile::create(output)?;
-    let bar = progress::bytes("converting", container.header().file_len());
-    let in_output = || format!("cannot write {}", output.display());
-    file.writer()
-        .write_all(plan.meta())
-        .with_context(in_output)?;
+/// Writes the container tensor by tensor and returns how many an interrupted run had written.
+fn write(arguments: &ConvertArgs, plan: &Plan<'_>) -> Result<u64> {
+    let mut output = Resumable::open(&arguments.output, &identity(&arguments.source, plan)?)?;
+    let bar = progress::bytes("converting", plan.container().header().file_len());
+    output.write(Span::new(0, plan.meta().len() as u64), plan.meta())?;
     bar.inc(plan.meta().len() as u64);
-    let mut buffer = Vec::new();
-    for unit in plan.units() {
-        let span = container
-            .unit(unit)
-            .with_context(|| format!("{unit} is planned but not laid out"))?;
-        buffer.resize(span.length as usize, 0);
-        plan.write_unit(unit, &mut buffer)?;
-        file.writer().write_all(&buffer).with_context(in_output)?;
-        bar.inc(span.length);
+    let (mut buffer, mut resumed) = (Vec::new(), 0);
+    for (index, piece) in plan.pieces().iter().enumerate() {
+        let planes = piece.planes().as_array();
+        buffer.resize(piece.length() as usize, 0);
+        if output.has(index, &planes, &mut buffer) {
+            resumed += 1;
+        } else {
+            plan.write_piece(piece, &mut buffer)?;
+            output.put(index, &planes, &buffer)?;
+        }
+        bar.inc(piece.length());
     }
+    output.finish(plan.container().header().file_len())?;
     bar.finish_and_clear();
-    file.finish()
+    Ok(resumed)
+}
+
+/// What an interrupted run must have had for this one to continue it: the container's metadata, and
+/// the source's files by name, size and time of change.
+fn identity(source: &Path, plan: &Plan<'_>) -> Result<String> {
+    let in_source = || format!("cannot read {}", source.display());
+    let mut files = vec![source.to_owned()];
+    if source.is_dir() {
+        for entry in source.read_dir().with_context(in_source)? {
+            files.push(entry.with_context(in_source)?.path());
+        }
+    }
+    files.sort();
+    let mut hash = Sha256::new();
+    hash.update(Sha256::digest(plan.meta()));
+    for file in files {
+        let metadata = file.symlink_metadata().with_context(in_source)?;
+        hash.update(Sha256::digest(file.as_os_str().as_bytes()));
+        hash.update(metadata.len().to_le_bytes());
+        hash.update(metadata.mtime().to_le_bytes());
+        hash.update(metadata.mtime_nsec().to_le_bytes());
+    }
+    Ok(hex::encode(hash.finalize()))
 }
 
 fn tensors(container: &Container) -> Vec<TensorView> {
