@@ -77,6 +77,37 @@ fn one_byte_of_a_plane_is_found_as_its_plane_and_its_page() {
     );
 }
 
+/// What is after the metadata has no structure of its own: a changed byte is a changed value of the
+/// plane it lies in, or padding, and of no other.
+#[test]
+fn the_ends_of_every_plane_belong_to_it_alone() {
+    let Some((name, bytes)) = fixtures::smallest() else {
+        return;
+    };
+    let container = Container::decode(&bytes, bytes.len() as u64).unwrap();
+    let left = (container, bytes);
+    let mut right = left.clone();
+    for entry in left.0.tensors() {
+        for sheet in 0..entry.sheets() {
+            let planes = left.0.sheet(entry, sheet).unwrap().as_array();
+            for plane in planes.into_iter().filter(|plane| plane.length > 0) {
+                for at in [plane.offset, plane.end().unwrap() - 1] {
+                    right.1[at as usize] ^= 0xff;
+                    let found = compare(&left, &right);
+                    let parts: Vec<_> = found.iter().map(|found| found.part).collect();
+                    let home = match entry.is_dense() {
+                        true => Part::Region,
+                        false => Part::Page,
+                    };
+                    assert_eq!(parts, [Part::Plane, home], "{name}: byte {at}");
+                    assert!(found[0].name.contains(entry.key.role.name()), "{found:?}");
+                    right.1[at as usize] ^= 0xff;
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn other_types_config_and_version_are_named() {
     let (Some(left), Some(right)) = (

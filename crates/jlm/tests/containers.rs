@@ -78,7 +78,13 @@ fn every_truncation_of_a_container_is_refused() {
             );
         }
     }
-    assert!(Container::decode(&bytes, whole - 1).is_err());
+    for length in meta_len..whole {
+        let cut = &bytes[..length as usize];
+        assert!(
+            Container::decode(cut, length).is_err(),
+            "{name} cut to {length}"
+        );
+    }
     assert!(Container::decode(&bytes, whole + 1).is_err());
 }
 
