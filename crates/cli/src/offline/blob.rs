@@ -5,11 +5,14 @@ use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
+use jlm::Span;
+use secret::SecretBytes;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use trusted_blob::Payload;
+use trusted_blob::{BlobOpener, Payload};
 
+use super::spans::ContainerFile;
 use crate::args::{BlobCommand, KeyArgs};
 use crate::audit::parent;
 use crate::files;
@@ -93,17 +96,41 @@ fn list(file: &Path, key: &KeyArgs) -> Result<Outcome> {
 }
 
 fn open(file: &Path, key: &KeyArgs) -> Result<Payload> {
-    let name = file.display();
-    let sealed = fs::read(file).with_context(|| format!("cannot read {name}"))?;
+    let blob = ContainerFile::open(file)?;
+    let name = || blob.name().to_owned();
     let key = files::open_key(key)?;
-    let payload = trusted_blob::decode(&key, &sealed).with_context(|| name.to_string())?;
-    Payload::parse(payload).with_context(|| name.to_string())
+    let start = blob.start(trusted_blob::MAX_PREAMBLE as u64)?;
+    let opener = BlobOpener::new(&key, &start, blob.length()).with_context(name)?;
+    let mut payload = Vec::new();
+    let opened = open_chunks(&blob, &opener, &mut payload);
+    // Wiped in the end, also when a chunk was refused.
+    let payload = SecretBytes::new(payload);
+    opened.with_context(name)?;
+    Payload::parse(payload).with_context(name)
+}
+
+/// Opens chunk after chunk, so that a file that is no blob is refused at its first.
+fn open_chunks(blob: &ContainerFile, opener: &BlobOpener, payload: &mut Vec<u8>) -> Result<()> {
+    let room = opener.payload_length().saturating_add(TAG);
+    payload
+        .try_reserve_exact(usize::try_from(room)?)
+        .context("its payload does not fit the memory")?;
+    for index in 0..opener.chunks() {
+        let range = opener.sealed_range(index);
+        let start = payload.len();
+        payload.resize(start + (range.end - range.start) as usize, 0);
+        let sealed = &mut payload[start..];
+        blob.read(Span::new(range.start, range.end - range.start), sealed)?;
+        let opened = opener.open_chunk(index, sealed)?.len();
+        payload.truncate(start + opened);
+    }
+    Ok(())
 }
 
 /// Writes the files, and the tensors as one safetensors file, to a folder that only its owner
 /// enters. It appears whole or not at all.
 fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
-    ensure!(!output.exists(), "{} exists already", output.display());
+    files::refuse_existing(output)?;
     let payload = open(file, key)?;
     let staged = tempfile::Builder::new()
         .prefix(".blob-")
@@ -117,8 +144,10 @@ fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
     if !view.tensors.is_empty() {
         write_private(staged.path(), TENSORS, &tensors(&payload)?)?;
     }
-    fs::rename(staged.keep(), output)
+    fs::rename(staged.path(), output)
         .with_context(|| format!("cannot write {}", output.display()))?;
+    // It is there no more: only a folder that could not be moved is removed.
+    let _ = staged.keep();
     Ok(Outcome::new(&view, view.text()))
 }
 
@@ -171,4 +200,6 @@ fn tensors(payload: &Payload) -> Result<Vec<u8>> {
     Ok(file)
 }
 
+/// Bytes of a chunk's authentication tag.
+const TAG: u64 = 16;
 const TENSORS: &str = "trusted-tensors.safetensors";

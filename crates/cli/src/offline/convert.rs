@@ -182,11 +182,13 @@ fn read_gguf(file: &ContainerFile) -> Result<Gguf> {
     let mut length = FIRST_READ;
     loop {
         let start = file.start(length)?;
-        match Gguf::decode(&start, file.length()) {
-            Err(GgufError::Malformed(_)) if length < file.length().min(MAX_GGUF_METADATA) => {
-                length *= 4;
+        let decoded = Gguf::decode(&start, file.length());
+        let missing = decoded.as_ref().err().and_then(GgufError::missing);
+        match missing.and_then(|more| (start.len() as u64).checked_add(more)) {
+            Some(end) if length < end && end <= file.length().min(MAX_GGUF_METADATA) => {
+                length = end.max(length * 2).min(MAX_GGUF_METADATA);
             }
-            decoded => return decoded.with_context(|| file.name().to_owned()),
+            _ => return decoded.with_context(|| file.name().to_owned()),
         }
     }
 }
@@ -215,4 +217,4 @@ fn fingerprint(text: Option<&str>) -> Result<WriterFingerprint> {
 
 const MAX_SMALL_FILE: u64 = 256 << 20;
 const FIRST_READ: u64 = 1 << 20;
-const MAX_GGUF_METADATA: u64 = 1 << 30;
+const MAX_GGUF_METADATA: u64 = 128 << 20;
