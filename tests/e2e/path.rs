@@ -104,7 +104,8 @@ fn a_running_model_stops_when_its_artifact_is_revoked() {
     shorten_capabilities(&suite, 5);
     suite.ok(&["model", "load", "tiny"]);
     suite.ok(&["run", "tiny", "In the beginning", "--max-tokens", "4"]);
-    suite.ok(&["artifacts", "revoke", &digest, "--reason", "withdrawn"]);
+    let answer = suite.json(&["artifacts", "revoke", "tiny", "--reason", "withdrawn"]);
+    assert_eq!(answer["digest"], digest);
     suite.eventually(&["model", "list"], |models| {
         models.to_string().contains("\"revoked\"")
     });

@@ -306,7 +306,7 @@ pub enum ArtifactsCommand {
     },
     /// Withdraw an artifact from one node or from all.
     Revoke {
-        /// The artifact's digest.
+        /// An artifact's id, its digest, or a model's name (its newest container).
         artifact: String,
         /// The node's SPIFFE id; every node when not given.
         #[arg(long)]

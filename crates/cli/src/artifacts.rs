@@ -33,10 +33,18 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
             reason,
             request,
         } => {
+            let digest = match artifact.parse::<Sha256Digest>() {
+                // Needs no registry.
+                Ok(_) => artifact,
+                Err(_) => {
+                    let kind = ArtifactKind::Container;
+                    verified(&context, artifact, kind).await?.0.digest
+                }
+            };
             let client = context.client(Workload::KeyService, Person::Operator)?;
             let request = RevokeUnlockRequest {
                 request_id: request_id(request.request_id.as_deref())?,
-                artifact_digest: artifact,
+                artifact_digest: digest.clone(),
                 node: node.unwrap_or_default(),
                 reason,
             };
@@ -47,19 +55,19 @@ pub async fn execute(state: &Path, command: ArtifactsCommand) -> Result<Outcome>
                 })
                 .await?
                 .into_inner();
+            let text = format!("revoked {digest}, epoch {}", answer.epoch);
             let view = RevocationView {
+                digest,
                 epoch: answer.epoch,
             };
-            Ok(Outcome::new(
-                &view,
-                format!("revoked, epoch {}", view.epoch),
-            ))
+            Ok(Outcome::new(&view, text))
         }
     }
 }
 
 #[derive(Serialize)]
 struct RevocationView {
+    digest: String,
     epoch: u64,
 }
 

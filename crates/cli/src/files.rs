@@ -84,16 +84,19 @@ pub fn open_readable(path: &Path) -> std::io::Result<File> {
 
 /// Writes a file that only its owner reads; one that exists is not replaced.
 pub fn write_new_private(path: &Path, content: &[u8]) -> Result<()> {
-    let write = || -> std::io::Result<()> {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
-        file.write_all(content)?;
-        file.sync_all()
-    };
-    write().with_context(|| format!("cannot write {}", path.display()))
+    let in_path = || format!("cannot write {}", path.display());
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .with_context(in_path)?;
+    let written = file.write_all(content).and_then(|()| file.sync_all());
+    if written.is_err() {
+        // Half a file helps nobody, and what went wrong is said below.
+        let _ = fs::remove_file(path);
+    }
+    written.with_context(in_path)
 }
 
 /// Refuses an output that is there already, be it a link that leads nowhere.

@@ -17,6 +17,7 @@ use sealing::{
 use serde::Serialize;
 use service_runtime::{Randomness, SystemRandomness};
 use sha2::{Digest as _, Sha256};
+use tokio::signal::unix::{SignalKind, signal};
 use weight_lock::Version;
 use weight_transform::Transform;
 
@@ -461,27 +462,40 @@ pub(super) fn checked(report: &CheckReport, against: &str) -> Outcome {
     }
 }
 
-/// Runs long work with a bar; Ctrl-C stops it in order, so that nothing is left behind.
+/// Runs long work with a bar; a signal stops it in order, so that nothing is left behind.
 fn watched<T>(what: &str, total: u64, work: impl FnOnce(&Monitor<'_>) -> Result<T>) -> Result<T> {
+    interruptible(|cancel| {
+        let bar: ProgressBar = progress::bytes(what, total);
+        let told = |step: Step| bar.inc(step.bytes);
+        let result = work(&Monitor {
+            progress: &told,
+            cancel,
+        });
+        bar.finish_and_clear();
+        result
+    })
+}
+
+/// Runs work that an interrupt or SIGTERM asks to stop and does not end, so that it can clean up.
+pub(super) fn interruptible<T>(work: impl FnOnce(&AtomicBool) -> Result<T>) -> Result<T> {
     static CANCEL: AtomicBool = AtomicBool::new(false);
-    let interrupts = tokio::runtime::Builder::new_multi_thread()
+    let signals = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .context("no async runtime")?;
-    interrupts.spawn(async {
-        if tokio::signal::ctrl_c().await.is_ok() {
-            CANCEL.store(true, Ordering::Relaxed);
-        }
-    });
-    let bar: ProgressBar = progress::bytes(what, total);
-    let told = |step: Step| bar.inc(step.bytes);
-    let result = work(&Monitor {
-        progress: &told,
-        cancel: &CANCEL,
-    });
-    bar.finish_and_clear();
-    interrupts.shutdown_timeout(Duration::ZERO);
+    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
+        // Caught from here on: the work has not begun.
+        let _runtime = signals.enter();
+        let mut caught = signal(kind).context("no signal handler")?;
+        signals.spawn(async move {
+            if caught.recv().await.is_some() {
+                CANCEL.store(true, Ordering::Relaxed);
+            }
+        });
+    }
+    let result = work(&CANCEL);
+    signals.shutdown_timeout(Duration::ZERO);
     result
 }
 
