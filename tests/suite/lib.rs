@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
+use rustix::io::Errno;
 pub use rustix::process::Signal;
 use rustix::process::{Pid, kill_process};
 use serde_json::Value;
@@ -210,7 +211,7 @@ impl Suite {
     /// Kills a service as the kernel would: no signal handler, no drain.
     ///
     /// # Panics
-    /// When it does not run.
+    /// When it may not be signalled.
     pub fn kill(&self, service: Service) {
         signal(self.pid(service), Signal::KILL);
     }
@@ -319,10 +320,14 @@ pub fn for_each_memory_region(pid: u32, mut see: impl FnMut(&[u8])) -> io::Resul
     Ok(())
 }
 
+/// A process that has ended meanwhile, such as a server process of a closed connection, is left.
 fn signal(process: u32, which: Signal) {
     let id = i32::try_from(process).expect("a process id");
     let id = Pid::from_raw(id).expect("a process id is not zero");
-    kill_process(id, which).expect("the process runs");
+    match kill_process(id, which) {
+        Ok(()) | Err(Errno::SRCH) => {}
+        Err(error) => panic!("{which:?} to {process}: {error}"),
+    }
 }
 
 /// Where cargo put the binaries: beside the folder of the test that runs.
