@@ -1,22 +1,22 @@
 //! What must be refused, as a script sees it: exit code 1, one line that names what is wrong, little
 //! memory, no waiting, and nothing left behind.
 
-#![expect(
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a skipped test says why, and a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 use std::time::Duration;
 
 use assert_cmd::Command;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
+
+use support::{fixtures, text};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tiny-qwen3");
 
@@ -507,22 +507,6 @@ impl Scratch {
         assert!(error.starts_with("chancery: "), "{shown:?}: {error}");
         error
     }
-}
-
-fn fixtures() -> Option<PathBuf> {
-    let folder = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/fixtures"
-    ));
-    if !folder.is_dir() {
-        eprintln!("skipped: the fixtures folder is absent");
-        return None;
-    }
-    Some(folder)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// A command that waits for ever is ended, and its test fails.

@@ -1,41 +1,20 @@
 //! `chancery jlm info` and `diff` over the fixtures' containers; what `chancery convert` leaves when it is
 //! planned, interrupted or refused.
 
-#![expect(
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a skipped test says why, and a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
 use assert_cmd::Command;
 use serde_json::Value;
 
+use support::{chancery, fixtures, text};
+
 fn container(name: &str) -> Option<PathBuf> {
-    let folder = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/fixtures/jlm"
-    ));
-    if !folder.is_dir() {
-        eprintln!("skipped: the fixtures folder is absent");
-        return None;
-    }
-    Some(folder.join("containers").join(name))
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn chancery(arguments: &[&str]) -> Output {
-    Command::cargo_bin("chancery")
-        .unwrap()
-        .args(arguments)
-        .output()
-        .unwrap()
+    Some(fixtures()?.join("jlm/containers").join(name))
 }
 
 fn run(arguments: &[&str], code: i32) -> String {

@@ -1,48 +1,23 @@
 //! The offline commands over the reference's files: what it wrote, and what must be refused.
 
-#![expect(
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a skipped test says why, and a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Output;
 
-use assert_cmd::Command;
 use serde_json::Value;
 
-fn fixtures() -> Option<PathBuf> {
-    let folder = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/fixtures"
-    ));
-    if !folder.is_dir() {
-        eprintln!("skipped: the fixtures folder is absent");
-        return None;
-    }
-    Some(folder)
-}
+use support::{chancery, fixtures, text};
 
 fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
-fn chancery(arguments: &[&str]) -> Output {
-    Command::cargo_bin("chancery")
-        .unwrap()
-        .args(arguments)
-        .output()
-        .unwrap()
-}
-
 fn error(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
 }
 
 /// Runs one entry of `bad/index.json`; what it writes goes to `out`.

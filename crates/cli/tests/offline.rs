@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Output;
+mod support;
 
-use assert_cmd::Command;
+use std::fs;
+use std::path::PathBuf;
+
 use serde_json::Value;
+
+use support::{chancery, text};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tiny-qwen3");
 
@@ -38,18 +40,6 @@ impl Folder {
         names.sort();
         names
     }
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn chancery(arguments: &[&str]) -> Output {
-    Command::cargo_bin("chancery")
-        .unwrap()
-        .args(arguments)
-        .output()
-        .unwrap()
 }
 
 fn done(arguments: &[&str]) -> String {

@@ -1,45 +1,19 @@
 //! Catalogs, single tensors and serving views of sealed folders, as a script sees them.
 
-#![expect(
-    clippy::print_stderr,
-    clippy::unwrap_used,
-    reason = "a skipped test says why, and a test fails by panicking"
-)]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Output;
 
-use assert_cmd::Command;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
+use support::{chancery, fixtures, text};
+
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/tiny-qwen3");
-
-fn fixtures() -> Option<PathBuf> {
-    let folder = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../../shared/fixtures"
-    ));
-    if !folder.is_dir() {
-        eprintln!("skipped: the fixtures folder is absent");
-        return None;
-    }
-    Some(folder)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
-
-fn chancery(arguments: &[&str]) -> Output {
-    Command::cargo_bin("chancery")
-        .unwrap()
-        .args(arguments)
-        .output()
-        .unwrap()
-}
 
 fn answer(arguments: &[&str]) -> Value {
     let output = chancery(&[arguments, &["--json"]].concat());
