@@ -11,6 +11,8 @@ use anyhow::{Context as _, Result, bail};
 use jlm::Span;
 use sha2::{Digest, Sha256};
 
+use crate::files::refuse_existing;
+
 /// A file that is written in pieces beside its target, and a journal with each piece's SHA-256. It
 /// gets its name when it is finished. Dropped before, it leaves nothing; a process that is killed
 /// leaves both, and the next one with the same identity keeps every piece that is intact.
@@ -28,9 +30,7 @@ impl Resumable {
     /// Starts or continues the file that becomes `target`, which must not exist. `identity` is one
     /// line that says what is written.
     pub fn open(target: &Path, identity: &str) -> Result<Self> {
-        if target.is_symlink() || target.exists() {
-            bail!("{} exists already", target.display());
-        }
+        refuse_existing(target)?;
         let name = target
             .file_name()
             .with_context(|| format!("{} is no file name", target.display()))?;
