@@ -17,7 +17,10 @@ fn a_seal_job_survives_the_death_of_any_service_at_any_point() {
         // At submission, while the source is read, while files are put, at the end.
         for pause in [0, 60, 250, 700] {
             let model = format!("m{jobs}");
-            let submitted = suite.json(&[
+            // The service that was killed last may still be starting, so the submission may be
+            // refused. It is made again as the same request, which is one job however often.
+            let request = format!("00000000-0000-7000-8000-{jobs:012}");
+            let submission = [
                 "seal",
                 "submit",
                 "tiny-qwen3",
@@ -25,7 +28,10 @@ fn a_seal_job_survives_the_death_of_any_service_at_any_point() {
                 "demo",
                 "--model",
                 &model,
-            ]);
+                "--request-id",
+                &request,
+            ];
+            let submitted = suite.eventually(&submission, |job| job["id"].is_string());
             sleep(Duration::from_millis(pause));
             suite.kill(service);
             let id = submitted["id"].as_str().unwrap();
