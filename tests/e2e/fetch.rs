@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use chancery_tests::{Suite, data};
+use p256::pkcs8::DecodePublicKey as _;
 
 use crate::path::seal;
 
@@ -26,6 +27,20 @@ fn a_fetched_checkpoint_verifies_and_an_altered_blob_is_refused() {
         let size = fs::metadata(fetched.join(name)).unwrap().len();
         assert_eq!(file["size"], size, "{name}");
     }
+    let bundle = fs::read(fetched.join(receipt::MODEL_SIGNATURE)).unwrap();
+    let public = fs::read_to_string(path("model-signing.pub")).unwrap();
+    let public = p256::ecdsa::VerifyingKey::from_public_key_pem(&public).unwrap();
+    let files = answer["files"].as_array().unwrap().iter();
+    let files = files.map(|file| receipt::Resource {
+        name: file["path"].as_str().unwrap().to_owned(),
+        sha256: file["sha256"].as_str().unwrap().parse().unwrap(),
+    });
+    let mut signed: Vec<_> = files
+        .filter(|file| file.name != receipt::MODEL_SIGNATURE)
+        .collect();
+    receipt::verify_model(&bundle, &signed, &public).unwrap();
+    signed.pop();
+    receipt::verify_model(&bundle, &signed, &public).unwrap_err();
     let base = text(&data().join("tiny-qwen3"));
     let verify = ["checkpoint", "verify"];
     let more = [&text(&fetched), "--base", &base, "--key", &key];
@@ -46,7 +61,7 @@ fn a_fetched_checkpoint_verifies_and_an_altered_blob_is_refused() {
 }
 
 /// The stored blob of these bytes.
-fn stored(folder: &Path, bytes: &[u8]) -> PathBuf {
+pub fn stored(folder: &Path, bytes: &[u8]) -> PathBuf {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {

@@ -5,6 +5,7 @@
 mod failure;
 mod fetch;
 mod identity;
+mod operations;
 mod path;
 mod secrecy;
 mod tampering;

@@ -102,6 +102,25 @@ impl Root {
         &self.path
     }
 
+    /// Refuses an output in this directory or below it, where it would become part of what is read.
+    pub fn require_outside(&self, target: &Path) -> Result<(), CheckpointError> {
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let resolve = |path: &Path| {
+            path.canonicalize()
+                .map_err(|e| CheckpointError::io(path.display().to_string(), "resolve", e))
+        };
+        if resolve(parent)?.starts_with(resolve(&self.path)?) {
+            return Err(CheckpointError::Path {
+                path: target.display().to_string(),
+                reason: "it lies in the directory that is read",
+            });
+        }
+        Ok(())
+    }
+
     /// Whether a regular file of that path is there. A link or special file is an error.
     pub fn has_file(&self, relative: &str) -> Result<bool, CheckpointError> {
         match self.stat(relative) {

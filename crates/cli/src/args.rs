@@ -6,10 +6,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 mod checkpoint;
+mod seal;
 
 pub use checkpoint::{
-    CatalogCommand, CatalogWriteArgs, CheckpointCommand, CheckpointSealArgs, ServeViewArgs,
+    CatalogCommand, CatalogEntryArgs, CatalogWriteArgs, CheckpointCommand, CheckpointSealArgs,
+    ServeViewArgs,
 };
+pub use seal::{ArtifactJobArgs, DeriveArgs, SchemeArg, SealCommand, SubmitArgs};
 
 /// Seals models under keys, keeps the keys in one service, and runs what is sealed.
 ///
@@ -209,77 +212,6 @@ pub enum LockArg {
     V1,
     /// ChaCha20.
     V2,
-}
-
-/// A sealing scheme.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum SchemeArg {
-    /// Decoders and MiniMax H3.
-    L1,
-    /// Z-Image, client keyed.
-    Client,
-    /// Z-Image, trusted and untrusted parts.
-    D1,
-}
-
-/// `chancery seal`.
-#[derive(Debug, Subcommand)]
-pub enum SealCommand {
-    /// Submit a seal job.
-    Submit(SubmitArgs),
-    /// Follow a job until it ends.
-    Watch {
-        /// The job's id.
-        job: String,
-    },
-    /// One job as it is now.
-    Show {
-        /// The job's id.
-        job: String,
-    },
-    /// Every job, newest first.
-    List,
-    /// Ask a job to stop.
-    Cancel {
-        /// The job's id.
-        job: String,
-    },
-}
-
-/// Arguments of `seal submit`.
-#[derive(Debug, Args)]
-pub struct SubmitArgs {
-    /// A checkpoint folder, relative to one of the sealer's source roots.
-    pub source: String,
-    /// The key's id or name.
-    #[arg(long)]
-    pub key: String,
-    /// The model's name in the registry.
-    #[arg(long)]
-    pub model: String,
-    /// The transform.
-    #[arg(long, value_enum, default_value = "perm")]
-    pub transform: TransformArg,
-    /// The weight lock of the checkpoint.
-    #[arg(long, value_enum, default_value = "v2")]
-    pub lock: LockArg,
-    /// The sealing scheme.
-    #[arg(long, value_enum, default_value = "l1")]
-    pub scheme: SchemeArg,
-    /// Do not write a sealed checkpoint.
-    #[arg(long)]
-    pub no_checkpoint: bool,
-    /// Do not write a sealed container.
-    #[arg(long)]
-    pub no_container: bool,
-    /// The container's matrices become Q8_0.
-    #[arg(long)]
-    pub q8: bool,
-    /// Follow the job until it ends.
-    #[arg(long)]
-    pub watch: bool,
-    #[command(flatten)]
-    pub request: RequestArgs,
 }
 
 /// `chancery artifacts`.

@@ -15,6 +15,8 @@ use serde::Serialize;
 use service_runtime::TrustFile;
 use tlog::{Checkpoint, Frontier, Hash, NodeId, OfflineProof, inclusion_plan, leaf_hash};
 
+use crate::files::parent;
+
 /// Every entry of a log up to a signed checkpoint.
 pub struct Log {
     /// The signed note.
@@ -199,15 +201,6 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 
 fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// The folder that a path is in.
-pub fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
-        Some(parent) => parent,
-        None => Path::new("/"),
-    }
 }
 
 const CHECKPOINT: &str = "checkpoint";

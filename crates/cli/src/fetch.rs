@@ -2,19 +2,14 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use api::client::{Client, Retry, explain, is_transient};
-use api::v1::{ArtifactKind, GetBlobRequest};
+use api::client::Client;
+use api::v1::ArtifactKind;
 use checkpoint::StagedDir;
 use indicatif::ProgressBar;
 use registry_domain::ManifestFile;
 use serde::Serialize;
-use service_runtime::{Randomness, SystemRandomness};
-use tokio::sync::mpsc;
-use tokio::task::spawn_blocking;
-use tokio::time::timeout;
 
 use crate::artifacts::verified;
 use crate::context::{Context, Person, Workload};
@@ -74,29 +69,25 @@ pub async fn fetch(context: &Context, artifact: String, output: PathBuf) -> Resu
     Ok(Outcome::new(&view, text))
 }
 
-/// Writes one file. Its pieces are written and hashed on a thread of their own.
+/// Writes one file, hashed as it is written.
 async fn store(
     storage: &Client,
     out: &Arc<StagedDir>,
     file: &ManifestFile,
     bar: &ProgressBar,
 ) -> Result<()> {
-    let (pieces, mut arriving) = mpsc::channel(PIECES_AHEAD);
-    let (out, path) = (out.clone(), file.path.clone());
-    let writer = spawn_blocking(move || {
+    let (out, path, bar) = (out.clone(), file.path.clone(), bar.clone());
+    let digest = file.sha256.to_string();
+    let written = storage.read_blob(&digest, file.size, move |pieces| {
         out.write_parts(&path, |write| {
-            while let Some(piece) = arriving.blocking_recv() {
-                let piece: api::v1::GetBlobResponse = piece;
+            for piece in pieces {
                 write(&piece.data)?;
+                bar.inc(piece.data.len() as u64);
             }
             Ok(())
         })
     });
-    let received = receive(storage, file, &pieces, bar).await;
-    drop(pieces);
-    // A full disk says more than the broken channel that follows from it.
-    let written = writer.await.context("the writer failed")??;
-    received?;
+    let written = written.await??;
     ensure!(
         written.bytes == file.size && written.sha256 == file.sha256,
         "storage gave other bytes than the manifest lists: SHA-256 {} for {}",
@@ -105,78 +96,3 @@ async fn store(
     );
     Ok(())
 }
-
-/// Hands on a blob's pieces in order, reading on where a stream broke off.
-async fn receive(
-    storage: &Client,
-    file: &ManifestFile,
-    pieces: &mpsc::Sender<api::v1::GetBlobResponse>,
-    bar: &ProgressBar,
-) -> Result<()> {
-    let randomness: &dyn Randomness = &SystemRandomness;
-    let retry = Retry::new(u64::from_le_bytes(randomness.bytes()));
-    let (mut got, mut failures) = (0, 0);
-    while got < file.size {
-        let before = got;
-        let error = match stream(storage, file, &mut got, pieces, bar).await {
-            Ok(()) => anyhow::anyhow!("storage ended its answer at {got} of {} bytes", file.size),
-            Err(error) => match error.downcast_ref::<tonic::Status>() {
-                Some(status) if is_transient(status) => {
-                    anyhow::anyhow!("{}", explain(status))
-                }
-                _ => return Err(error),
-            },
-        };
-        failures = if got > before { 1 } else { failures + 1 };
-        if got < file.size {
-            if failures >= Retry::ATTEMPTS {
-                return Err(error);
-            }
-            tokio::time::sleep(retry.pause(failures)).await;
-        }
-    }
-    Ok(())
-}
-
-async fn stream(
-    storage: &Client,
-    file: &ManifestFile,
-    got: &mut u64,
-    pieces: &mpsc::Sender<api::v1::GetBlobResponse>,
-    bar: &ProgressBar,
-) -> Result<()> {
-    let request = GetBlobRequest {
-        digest: file.sha256.to_string(),
-        offset: *got,
-        length: file.size - *got,
-        capability: String::new(),
-    };
-    let mut service = storage.storage_service();
-    let silent = || format!("storage sent nothing for {} seconds", STALL.as_secs());
-    let answers = timeout(STALL, service.get_blob(request));
-    let mut answers = answers.await.with_context(silent)??.into_inner();
-    while let Some(piece) = timeout(STALL, answers.message())
-        .await
-        .with_context(silent)??
-    {
-        let length = piece.data.len() as u64;
-        ensure!(
-            length <= file.size - *got,
-            "storage sends more than the {} bytes that the manifest lists",
-            file.size
-        );
-        pieces
-            .send(piece)
-            .await
-            .ok()
-            .context("the file cannot be written")?;
-        *got += length;
-        bar.inc(length);
-    }
-    Ok(())
-}
-
-/// Pieces of at most 1 MiB that wait for the disk.
-const PIECES_AHEAD: usize = 8;
-/// Longest silence of a stream.
-const STALL: Duration = Duration::from_secs(30);

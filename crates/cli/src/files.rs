@@ -1,13 +1,15 @@
 //! Files that hold keys, and outputs that appear whole or not at all.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail};
 use model_key::{KeyFile, ModelKey, Passphrase};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{AtFlags, CWD, OFlags, fcntl_getfl, fcntl_setfl, linkat};
+use rustix::io::Errno;
 use secret::SecretBytes;
 
 use crate::args::{KeyArgs, OptionalKeyArgs, PassphraseArgs};
@@ -107,63 +109,97 @@ pub fn refuse_existing(output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A file that is written under another name and gets its own when it is finished. Dropped before,
-/// it leaves nothing.
+/// The folder that a path is in.
+pub fn parent(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        Some(parent) => parent,
+        None => Path::new("/"),
+    }
+}
+
+/// A file that has no name until it is finished: whatever ends the process before, it leaves
+/// nothing. Where the file system has no files without names, it has a hidden one meanwhile, which
+/// is removed when the file is dropped.
 pub struct StagedFile {
-    file: Option<BufWriter<File>>,
-    staged: PathBuf,
+    file: BufWriter<File>,
+    hidden: Option<Hidden>,
     target: PathBuf,
 }
+
+/// The name of a file under way, removed when dropped.
+struct Hidden(PathBuf);
 
 impl StagedFile {
     /// Starts a file at `target`, which must not exist.
     pub fn create(target: &Path) -> Result<Self> {
         refuse_existing(target)?;
-        let name = target
-            .file_name()
-            .with_context(|| format!("{} is no file name", target.display()))?;
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}.part", std::process::id()));
-        let staged = target.with_file_name(hidden);
-        let file = OpenOptions::new()
-            .write(true)
-            .read(true)
-            .create_new(true)
-            .open(&staged)
-            .with_context(|| format!("cannot write {}", target.display()))?;
+        let (file, hidden) =
+            Self::open(target).with_context(|| format!("cannot write {}", target.display()))?;
         Ok(Self {
-            file: Some(BufWriter::with_capacity(1 << 20, file)),
-            staged,
+            file: BufWriter::with_capacity(1 << 20, file),
+            hidden,
             target: target.to_owned(),
         })
     }
 
-    /// Where its bytes go.
-    pub fn writer(&mut self) -> &mut BufWriter<File> {
-        self.file
-            .as_mut()
-            .expect("the file is open until it is finished")
+    fn open(target: &Path) -> std::io::Result<(File, Option<Hidden>)> {
+        let name = target.file_name().ok_or(ErrorKind::InvalidFilename)?;
+        let nameless = OpenOptions::new()
+            .write(true)
+            .read(true)
+            .mode(0o666)
+            .custom_flags(OFlags::TMPFILE.bits() as i32)
+            .open(parent(target));
+        match nameless {
+            Err(error) if has_no_nameless_files(&error) => {}
+            opened => return Ok((opened?, None)),
+        }
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(format!(".{}.part", std::process::id()));
+        let hidden = Hidden(target.with_file_name(hidden));
+        let file = OpenOptions::new()
+            .write(true)
+            .read(true)
+            .create_new(true)
+            .open(&hidden.0)?;
+        Ok((file, Some(hidden)))
     }
 
-    /// Makes it durable and gives it its name.
+    /// Where its bytes go.
+    pub fn writer(&mut self) -> &mut BufWriter<File> {
+        &mut self.file
+    }
+
+    /// Makes it durable and gives it its name, never over a file that appeared meanwhile.
     pub fn finish(mut self) -> Result<()> {
-        let context = || format!("cannot write {}", self.target.display());
-        let writer = self.file.take().expect("a file is finished once");
-        let file = writer
-            .into_inner()
-            .map_err(std::io::IntoInnerError::into_error)
-            .with_context(context)?;
-        file.sync_all().with_context(context)?;
-        // Never over a file that appeared meanwhile.
-        fs::hard_link(&self.staged, &self.target).with_context(context)
+        let mut named = || {
+            self.file.flush()?;
+            self.file.get_ref().sync_all()?;
+            match &self.hidden {
+                Some(hidden) => fs::hard_link(&hidden.0, &self.target),
+                None => {
+                    let file = format!("/proc/self/fd/{}", self.file.get_ref().as_raw_fd());
+                    linkat(CWD, file, CWD, &self.target, AtFlags::SYMLINK_FOLLOW)
+                        .map_err(Into::into)
+                }
+            }
+        };
+        named().with_context(|| format!("cannot write {}", self.target.display()))
     }
 }
 
-impl Drop for StagedFile {
+/// Whether a file system refused a file without a name because it knows none.
+fn has_no_nameless_files(error: &std::io::Error) -> bool {
+    let is = |errno: Errno| error.raw_os_error() == Some(errno.raw_os_error());
+    is(Errno::OPNOTSUPP) || is(Errno::ISDIR) || is(Errno::INVAL)
+}
+
+impl Drop for Hidden {
     fn drop(&mut self) {
         // Gone already, or in a folder that is gone.
-        let _ = fs::remove_file(&self.staged);
+        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -5,13 +5,17 @@ use std::path::Path;
 use anyhow::Result;
 use api::client::Client;
 use api::v1::{
-    ArtifactKind, CancelSealJobRequest, ContainerType, FileFate, GetSealJobRequest,
-    ListSealJobsRequest, Lock, Scheme, SealJob, SealJobState, SubmitSealJobRequest, Transform,
-    WatchSealJobRequest,
+    ArtifactKind, CancelSealJobRequest, CatalogEntry, ContainerType, FileFate, GetSealJobRequest,
+    JobOperation, ListSealJobsRequest, Lock, Scheme, SealJob, SealJobState, SubmitSealJobRequest,
+    Transform, WatchSealJobRequest,
 };
 use serde::Serialize;
 
-use crate::args::{LockArg, SchemeArg, SealCommand, SubmitArgs, TransformArg};
+use crate::args::{
+    ArtifactJobArgs, CatalogEntryArgs, DeriveArgs, LockArg, SchemeArg, SealCommand, SubmitArgs,
+    TransformArg,
+};
+use crate::artifacts::verified;
 use crate::context::{Context, Person, Workload, request_id};
 use crate::outcome::{Outcome, bytes, heading, table, time};
 use crate::progress;
@@ -22,6 +26,40 @@ pub async fn execute(state: &Path, command: SealCommand) -> Result<Outcome> {
     let client = context.client(Workload::Sealer, Person::Platform)?;
     match command {
         SealCommand::Submit(arguments) => submit(&client, arguments).await,
+        SealCommand::Relock(derive) => {
+            let request = derived(&context, JobOperation::Relock, &derive).await?;
+            send(&client, request, derive.job.watch).await
+        }
+        SealCommand::Unlock { derive, tensor } => {
+            let request = SubmitSealJobRequest {
+                tensor: tensor.unwrap_or_default(),
+                ..derived(&context, JobOperation::Unlock, &derive).await?
+            };
+            send(&client, request, derive.job.watch).await
+        }
+        SealCommand::Cloud(derive) => {
+            let request = derived(&context, JobOperation::CloudExport, &derive).await?;
+            send(&client, request, derive.job.watch).await
+        }
+        SealCommand::Catalog { derive, entry } => {
+            let request = SubmitSealJobRequest {
+                catalog: Some(catalog_entry(entry)),
+                ..derived(&context, JobOperation::Catalog, &derive).await?
+            };
+            send(&client, request, derive.job.watch).await
+        }
+        SealCommand::Verify { job, base, ulps } => {
+            let request = SubmitSealJobRequest {
+                source: base,
+                ulps,
+                ..over(&context, JobOperation::Verify, &job).await?
+            };
+            send(&client, request, job.watch).await
+        }
+        SealCommand::Check(job) => {
+            let request = over(&context, JobOperation::Check, &job).await?;
+            send(&client, request, job.watch).await
+        }
         SealCommand::Watch { job } => watch(&client, job).await,
         SealCommand::Show { job } => {
             let request = GetSealJobRequest { id: job };
@@ -80,7 +118,55 @@ async fn submit(client: &Client, arguments: SubmitArgs) -> Result<Outcome> {
             (false, true) => ContainerType::Q80,
         }
         .into(),
+        ..Default::default()
     };
+    send(client, request, arguments.watch).await
+}
+
+/// A job that makes an artifact of another.
+async fn derived(
+    context: &Context,
+    operation: JobOperation,
+    arguments: &DeriveArgs,
+) -> Result<SubmitSealJobRequest> {
+    Ok(SubmitSealJobRequest {
+        model: arguments.model.clone(),
+        ..over(context, operation, &arguments.job).await?
+    })
+}
+
+/// A job over a registered checkpoint, whose manifest was verified.
+async fn over(
+    context: &Context,
+    operation: JobOperation,
+    arguments: &ArtifactJobArgs,
+) -> Result<SubmitSealJobRequest> {
+    let artifact = arguments.artifact.clone();
+    let (artifact, _) = verified(context, artifact, ArtifactKind::Checkpoint).await?;
+    Ok(SubmitSealJobRequest {
+        request_id: request_id(arguments.request.request_id.as_deref())?,
+        operation: operation.into(),
+        artifact_digest: artifact.digest,
+        ..Default::default()
+    })
+}
+
+fn catalog_entry(entry: CatalogEntryArgs) -> CatalogEntry {
+    CatalogEntry {
+        name: entry.name,
+        repo_id: entry.repo_id,
+        revision: entry.revision,
+        license: entry.license,
+        modality: entry.modality,
+        client: entry.client,
+        key_version: entry.key_version,
+        kllm: entry.kllm,
+        embargo_days: entry.embargo_days,
+        gated: entry.gated,
+    }
+}
+
+async fn send(client: &Client, request: SubmitSealJobRequest, follow: bool) -> Result<Outcome> {
     let job = client
         .call(|| {
             let (mut service, request) = (client.seal_service(), request.clone());
@@ -88,7 +174,7 @@ async fn submit(client: &Client, arguments: SubmitArgs) -> Result<Outcome> {
         })
         .await?
         .into_inner();
-    match arguments.watch {
+    match follow {
         true => watch(client, job.id).await,
         false => Ok(shown(job)),
     }
@@ -171,14 +257,25 @@ async fn list(client: &Client) -> Result<Outcome> {
             break;
         }
     }
-    let mut rows = vec![heading(&["JOB", "MODEL", "STATE", "SUBMITTED", "SOURCE"])];
+    let mut rows = vec![heading(&[
+        "JOB",
+        "OPERATION",
+        "MODEL",
+        "STATE",
+        "SUBMITTED",
+        "SOURCE",
+    ])];
     rows.extend(jobs.iter().map(|job| {
         vec![
             job.id.clone(),
+            job.operation.to_owned(),
             job.model.clone(),
             job.state.to_owned(),
             time(job.submitted_at),
-            job.source.clone(),
+            match job.source.as_str() {
+                "" => job.artifact.clone(),
+                source => source.to_owned(),
+            },
         ]
     }));
     Ok(Outcome::new(&jobs, table(&rows)))
@@ -187,8 +284,11 @@ async fn list(client: &Client) -> Result<Outcome> {
 #[derive(Serialize)]
 struct JobView {
     id: String,
+    operation: &'static str,
     model: String,
     source: String,
+    /// The artifact worked on; empty for a seal.
+    artifact: String,
     key: String,
     state: &'static str,
     phase: String,
@@ -199,6 +299,7 @@ struct JobView {
     progress: Option<ProgressView>,
     artifacts: Vec<ArtifactView>,
     files: Vec<FileView>,
+    comparison: Option<ComparisonView>,
     failure: Option<FailureView>,
 }
 
@@ -226,6 +327,13 @@ struct FileView {
 }
 
 #[derive(Serialize)]
+struct ComparisonView {
+    tensors: u64,
+    files: u64,
+    largest_ulps: u64,
+}
+
+#[derive(Serialize)]
 struct FailureView {
     reason: String,
     message: String,
@@ -237,8 +345,10 @@ impl JobView {
         let request = job.request.unwrap_or_default();
         Self {
             id: job.id,
+            operation: operation_name(request.operation()),
             model: request.model,
             source: request.source,
+            artifact: request.artifact_digest,
             key: request.key,
             state,
             phase: job.phase,
@@ -276,6 +386,11 @@ impl JobView {
                     why: file.why,
                 })
                 .collect(),
+            comparison: job.comparison.map(|seen| ComparisonView {
+                tensors: seen.tensors,
+                files: seen.files,
+                largest_ulps: seen.largest_ulps,
+            }),
             failure: Some(job.failure_reason)
                 .filter(|reason| !reason.is_empty())
                 .map(|reason| FailureView {
@@ -288,19 +403,29 @@ impl JobView {
     fn text(&self) -> String {
         let mut rows = vec![
             vec!["job".to_owned(), self.id.clone()],
+            vec!["operation".to_owned(), self.operation.to_owned()],
             vec!["model".to_owned(), self.model.clone()],
             vec!["source".to_owned(), self.source.clone()],
+            vec!["artifact".to_owned(), self.artifact.clone()],
             vec!["state".to_owned(), self.state.to_owned()],
         ];
+        rows.retain(|row| !row[1].is_empty());
         if let Some(progress) = &self.progress {
-            let sealed = format!(
+            let done = format!(
                 "{} of {}, {} of {} tensors",
                 bytes(progress.bytes_done),
                 bytes(progress.bytes_total),
                 progress.tensors_done,
                 progress.tensors_total
             );
-            rows.push(vec!["sealed".to_owned(), sealed]);
+            rows.push(vec!["done".to_owned(), done]);
+        }
+        if let Some(seen) = &self.comparison {
+            let same = format!(
+                "{} tensors and {} files compared, largest difference {} ulp",
+                seen.tensors, seen.files, seen.largest_ulps
+            );
+            rows.push(vec!["the same".to_owned(), same]);
         }
         for artifact in &self.artifacts {
             rows.push(vec![artifact.kind.to_owned(), artifact.digest.clone()]);
@@ -343,6 +468,18 @@ fn state_name(state: SealJobState) -> &'static str {
         SealJobState::Failed => "failed",
         SealJobState::Cancelled => "cancelled",
         SealJobState::Unspecified => "unknown",
+    }
+}
+
+fn operation_name(operation: JobOperation) -> &'static str {
+    match operation {
+        JobOperation::Unspecified | JobOperation::Seal => "seal",
+        JobOperation::Relock => "relock",
+        JobOperation::Unlock => "unlock",
+        JobOperation::CloudExport => "cloud export",
+        JobOperation::Verify => "verify",
+        JobOperation::Check => "check",
+        JobOperation::Catalog => "catalog",
     }
 }
 

@@ -158,7 +158,10 @@ const CASES: &[(&str, &[&str])] = &[
         "checkpoint/other-architecture",
         &["config.json", "MambaForCausalLM"],
     ),
-    ("checkpoint/fp8-orth", &["FP8", "perm"]),
+    (
+        "checkpoint/fp8-orth",
+        &["config.json", "quantization_config", "FP8", "perm"],
+    ),
     (
         "checkpoint/fp8-without-scale",
         &["model.layers.0.mlp.up_proj.weight", "scale"],

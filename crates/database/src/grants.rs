@@ -107,8 +107,8 @@ async fn bind_source(
 async fn insert(connection: &mut PgConnection, grant: &NewGrant) -> Result<(), RepositoryError> {
     let inserted = sqlx::query(
         "INSERT INTO seal_grants (id, job_id, fence, key_id, source_aggregate, scheme, transform, lock, \
-         blob_salt, container_salt, holder, opened_at, expires_at) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+         unlock, blob_salt, container_salt, holder, opened_at, expires_at) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)",
     )
     .bind(grant.id.as_uuid())
     .bind(grant.job_id.as_uuid())
@@ -118,6 +118,7 @@ async fn insert(connection: &mut PgConnection, grant: &NewGrant) -> Result<(), R
     .bind(&grant.scope.scheme)
     .bind(&grant.scope.transform)
     .bind(&grant.scope.lock)
+    .bind(&grant.scope.unlock)
     .bind(grant.scope.blob_salt.as_ref().map(<[u8; 16]>::as_slice))
     .bind(grant.scope.container_salt.as_ref().map(<[u8; 16]>::as_slice))
     .bind(grant.holder.to_string())
@@ -137,8 +138,8 @@ async fn take_over(
 ) -> Result<(), RepositoryError> {
     let updated = sqlx::query(
         "UPDATE seal_grants SET fence = $2, source_aggregate = $3, scheme = $4, transform = $5, lock = $6, \
-         blob_salt = $7, container_salt = $8, holder = $9, closed = false, \
-         expires_at = greatest(expires_at, $10) WHERE id = $1",
+         unlock = $7, blob_salt = $8, container_salt = $9, holder = $10, closed = false, \
+         expires_at = greatest(expires_at, $11) WHERE id = $1",
     )
     .bind(id.as_uuid())
     .bind(signed(grant.fence, "fence")?)
@@ -146,6 +147,7 @@ async fn take_over(
     .bind(&grant.scope.scheme)
     .bind(&grant.scope.transform)
     .bind(&grant.scope.lock)
+    .bind(&grant.scope.unlock)
     .bind(grant.scope.blob_salt.as_ref().map(<[u8; 16]>::as_slice))
     .bind(grant.scope.container_salt.as_ref().map(<[u8; 16]>::as_slice))
     .bind(grant.holder.to_string())
@@ -182,6 +184,7 @@ fn record(row: &PgRow) -> Result<Grant, RepositoryError> {
             scheme: fields.get("scheme")?,
             transform: fields.get("transform")?,
             lock: fields.get("lock")?,
+            unlock: fields.get("unlock")?,
             blob_salt: fields.bytes_option("blob_salt")?,
             container_salt: fields.bytes_option("container_salt")?,
         },

@@ -9,7 +9,9 @@ mod model_signing;
 mod statement;
 
 pub use dsse::{Envelope, EnvelopeError, TrustedSigners, VerifiedPayload, key_id};
-pub use model_signing::{BundleError, Resource, sign_model, verify_model};
+pub use model_signing::{
+    BundleError, MODEL_SIGNATURE, ModelSigner, Resource, sign_model, verify_model,
+};
 pub use statement::{
     ArtifactRef, Event, KeyRef, MAX_ENTRY, NewReceipt, PREDICATE_TYPE, Receipt, ReceiptError,
     Subject, VerifiedReceipt, WeightIdentity,

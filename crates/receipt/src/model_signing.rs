@@ -47,14 +47,40 @@ pub enum BundleError {
     Path(String),
 }
 
+/// The key that signs models: ECDSA on P-256, the one kind that the public tool verifies.
+pub struct ModelSigner(SigningKey);
+
+impl ModelSigner {
+    /// A key from its scalar; `None` for the few values that are none.
+    #[must_use]
+    pub fn from_bytes(scalar: &[u8; 32]) -> Option<Self> {
+        SigningKey::from_slice(scalar).ok().map(Self)
+    }
+
+    /// Signs the files of a model: see [`sign_model`]. The same files give the same text.
+    pub fn sign(&self, model: &str, resources: Vec<Resource>) -> Result<String, BundleError> {
+        sign_model(model, resources, &self.0)
+    }
+
+    /// The public key, in PEM, for whoever verifies.
+    pub fn public_key(&self) -> Result<String, BundleError> {
+        self.0
+            .verifying_key()
+            .to_public_key_pem(LineEnding::LF)
+            .map_err(|error| BundleError::Malformed(error.to_string()))
+    }
+}
+
 /// Signs the files of a model: the text of `model.sig`.
 ///
-/// `model.sig` itself is never a resource. Resources are sorted by the code points of their names.
+/// [`MODEL_SIGNATURE`] itself and git's own files at the top, which the format leaves unsigned, are
+/// no resources. Resources are sorted by the code points of their names.
 pub fn sign_model(
     model: &str,
     mut resources: Vec<Resource>,
     key: &SigningKey,
 ) -> Result<String, BundleError> {
+    resources.retain(|resource| is_signed(&resource.name));
     resources.sort();
     if let Some(bad) = resources.iter().find(|r| !is_inside(&r.name)) {
         return Err(BundleError::Path(bad.name.clone()));
@@ -224,6 +250,12 @@ fn hint(key: &VerifyingKey) -> Result<String, BundleError> {
     Ok(hex::encode(Sha256::digest(pem.as_bytes())))
 }
 
+/// Whether the format signs a file of this name.
+fn is_signed(name: &str) -> bool {
+    let top = name.split('/').next().unwrap_or_default();
+    name != MODEL_SIGNATURE && !IGNORED.contains(&top)
+}
+
 fn is_inside(name: &str) -> bool {
     !name.is_empty()
         && !name.contains('\\')
@@ -319,6 +351,8 @@ struct WireResource {
     digest: String,
 }
 
+/// Where a model has its signature.
+pub const MODEL_SIGNATURE: &str = "model.sig";
 const MEDIA_TYPE: &str = "application/vnd.dev.sigstore.bundle.v0.3+json";
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";

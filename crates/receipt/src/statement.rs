@@ -27,6 +27,8 @@ pub enum Event {
     SealGranted,
     /// A seal job finished.
     Sealed,
+    /// A job made an artifact from another one: with another lock, without one, or a part of it.
+    Derived,
     /// An artifact was registered.
     Registered,
     /// Unit keys were handed to a node.
@@ -43,13 +45,14 @@ pub enum Event {
 
 impl Event {
     /// Every event.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::KeyCreated,
         Self::KeyImported,
         Self::KeyDisabled,
         Self::KeyDestroyed,
         Self::SealGranted,
         Self::Sealed,
+        Self::Derived,
         Self::Registered,
         Self::Unlocked,
         Self::Refused,
@@ -68,6 +71,7 @@ impl Event {
             Self::KeyDestroyed => "key-destroyed",
             Self::SealGranted => "seal-granted",
             Self::Sealed => "sealed",
+            Self::Derived => "derived",
             Self::Registered => "registered",
             Self::Unlocked => "unlocked",
             Self::Refused => "refused",
@@ -101,6 +105,9 @@ pub struct Receipt {
     /// The artifact.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub artifact: Option<ArtifactRef>,
+    /// The artifact that it was made from.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub from: Option<Sha256Digest>,
     /// The source's base weights.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub source: Option<WeightIdentity>,
@@ -119,7 +126,7 @@ pub struct Receipt {
     /// Units unlocked or refused: region id, first unit, one past the last.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub units: Vec<(u8, u64, u64)>,
-    /// Why: always set for refusals and revocations.
+    /// Why: always set for refusals, revocations and what is derived.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
 }
@@ -219,6 +226,7 @@ impl From<NewReceipt> for Receipt {
             request_id: None,
             key: None,
             artifact: None,
+            from: None,
             source: None,
             job: None,
             grant: None,

@@ -185,10 +185,25 @@ pub struct Progress {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobResult {
-    /// The artifacts registered.
+    /// The artifacts registered; none where the job only looked.
     pub artifacts: Vec<SealedArtifact>,
-    /// What happened to each file of the source.
+    /// What happened to each file of the source, or of the artifact.
     pub files: Vec<FileOutcome>,
+    /// What a comparison saw that found no difference.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub comparison: Option<Comparison>,
+}
+
+/// What a job compared.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Comparison {
+    /// Tensors compared.
+    pub tensors: u64,
+    /// Files compared.
+    pub files: u64,
+    /// The largest difference of a value, in units of the last place.
+    pub largest_ulps: u64,
 }
 
 /// An artifact that a job registered.

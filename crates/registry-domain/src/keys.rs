@@ -187,10 +187,12 @@ impl KeyState {
 pub struct GrantScope {
     /// `l1`, `client` or `d1-v1`.
     pub scheme: String,
-    /// `perm` or `orth`.
+    /// `perm` or `orth`; `none` for a job that changes a lock only.
     pub transform: String,
-    /// `none`, `v1` or `v2`.
+    /// The lock put on: `none`, `v1` or `v2`.
     pub lock: String,
+    /// The lock taken off: `none`, `v1` or `v2`.
+    pub unlock: String,
     /// Salt of the trusted blob, if one is written.
     pub blob_salt: Option<[u8; 16]>,
     /// Salt of the sealed container, if one is written.

@@ -19,8 +19,8 @@ pub use artifacts::{
 };
 pub use error::{Conflict, RepositoryError};
 pub use jobs::{
-    DurableFile, FileFate, FileOutcome, Heartbeat, JobFailure, JobFilter, JobRecord, JobRepository,
-    JobResult, JobState, Lease, LeaseTerms, NewJob, Progress, SealedArtifact,
+    Comparison, DurableFile, FileFate, FileOutcome, Heartbeat, JobFailure, JobFilter, JobRecord,
+    JobRepository, JobResult, JobState, Lease, LeaseTerms, NewJob, Progress, SealedArtifact,
 };
 pub use keys::{
     CapabilityRecord, Grant, GrantRefusal, GrantScope, GrantState, KeyOrigin, KeyRecord,

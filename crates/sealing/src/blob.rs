@@ -77,10 +77,7 @@ pub(crate) fn seal_blob(
 pub fn open_trusted(root: &Root, keys: &dyn SubkeySource) -> Result<TrustedFiles, SealingError> {
     let metadata = SealMetadata::require(root)?;
     metadata.check_key(keys)?;
-    let file = match metadata.scheme {
-        Scheme::Split => crate::scheme::SPLIT_BLOB,
-        Scheme::L1 | Scheme::Client => "trusted.kllm",
-    };
+    let file = blob_path(metadata.scheme);
     let blob = root.read_file(file, MAX_BLOB)?;
     let payload = trusted_blob::decode(keys, &blob).map_err(|source| SealingError::Blob {
         file: file.to_owned(),
@@ -90,6 +87,26 @@ pub fn open_trusted(root: &Root, keys: &dyn SubkeySource) -> Result<TrustedFiles
         file: file.to_owned(),
         problem: error.to_string(),
     })
+}
+
+/// The salt of a sealed directory's trusted blob, which its header states in clear.
+pub(crate) fn blob_salt(root: &Root, scheme: Scheme) -> Result<[u8; 16], SealingError> {
+    let file = blob_path(scheme);
+    let blob = root.open_file(file)?;
+    let mut start = vec![0; blob.length().min(trusted_blob::MAX_PREAMBLE as u64) as usize];
+    blob.read_at(0, &mut start)?;
+    let header = trusted_blob::Header::parse(&start).map_err(|source| SealingError::Blob {
+        file: file.to_owned(),
+        source: source.into(),
+    })?;
+    Ok(header.0.salt)
+}
+
+const fn blob_path(scheme: Scheme) -> &'static str {
+    match scheme {
+        Scheme::Split => crate::scheme::SPLIT_BLOB,
+        Scheme::L1 | Scheme::Client => "trusted.kllm",
+    }
 }
 
 fn dtype(dtype: Dtype) -> Option<trusted_blob::Dtype> {

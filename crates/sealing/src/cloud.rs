@@ -1,52 +1,30 @@
 //! The part of a sealed directory that an untrusted machine gets.
 
-use std::path::Path;
-
 use checkpoint::Root;
-use model_key::SubkeySource;
 
+use crate::copy::CopyPlan;
 use crate::error::SealingError;
 use crate::files::base_name;
 use crate::metadata::{Scheme, SealMetadata};
-use crate::monitor::Monitor;
-use crate::unlock::{Change, CopyReport, copy};
 
-/// Writes everything of a sealed directory but what stays with the key's holder: the trusted blob,
-/// keys, tokenizer files, chat templates and the folders of tokenizer, processor and autoencoder.
-/// Locked weights are unlocked on the way, which needs the key.
-pub fn cloud_export(
-    sealed: &Path,
-    keys: Option<&dyn SubkeySource>,
-    target: &Path,
-    monitor: &Monitor<'_>,
-) -> Result<CopyReport, SealingError> {
-    let root = Root::open(sealed)?;
-    let metadata = SealMetadata::require(&root)?;
-    let exportable = match metadata.scheme {
-        Scheme::Client => true,
-        Scheme::L1 => !metadata.is_pipeline(),
-        Scheme::Split => false,
-    };
-    if !exportable {
-        return Err(SealingError::Metadata {
-            file: metadata.file,
-            field: "scheme",
-            problem: "only a client pipeline or a language model has a cloud part".to_owned(),
-        });
+impl CopyPlan {
+    /// A copy of what an untrusted machine gets, without a lock.
+    pub fn cloud(sealed: Root) -> Result<Self, SealingError> {
+        let metadata = SealMetadata::require(&sealed)?;
+        let exportable = match metadata.scheme {
+            Scheme::Client => true,
+            Scheme::L1 => !metadata.is_pipeline(),
+            Scheme::Split => false,
+        };
+        if !exportable {
+            return Err(SealingError::Metadata {
+                file: metadata.file,
+                field: "scheme",
+                problem: "only a client pipeline or a language model has a cloud part".to_owned(),
+            });
+        }
+        Self::without(sealed, metadata, &stays)
     }
-    if let Some(keys) = keys {
-        metadata.check_key(keys)?;
-    } else if metadata.lock.is_some() {
-        return Err(SealingError::KeyNeeded {
-            file: metadata.file,
-        });
-    }
-    let change = Change {
-        keys,
-        from: metadata.lock,
-        to: None,
-    };
-    copy(&root, &metadata, &change, &stays, target, monitor)
 }
 
 /// Why a file stays with the key's holder, if it does.

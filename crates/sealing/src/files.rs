@@ -2,6 +2,8 @@
 
 use checkpoint::{CheckpointError, FileEntry, FileKind};
 
+use crate::store::MODEL_SIGNATURE;
+
 /// What became of one source file, or how an output file came about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -42,6 +44,9 @@ pub(crate) fn withheld(name: &str) -> Option<&'static str> {
     }
     if matches!(name, "tokenizer.model" | "spiece.model") {
         return Some("lists the vocabulary in canonical order");
+    }
+    if name == MODEL_SIGNATURE {
+        return Some("signs the files as they were before sealing");
     }
     if name == "kllm.key" || lower.ends_with(".key") {
         return Some("a key");

@@ -2,14 +2,16 @@
 //!
 //! [`SealPlan`] looks at a source without a key and lists the subkeys that sealing takes;
 //! [`Sealer`] writes shard by shard, so that a service can resume; [`seal`] does it all at once.
-//! [`unlock`] and [`relock`] write copies with another lock, [`UnlockingSource`] reads a sealed
-//! directory in place, [`unlock_tensor`] one tensor of it, [`open_trusted`] the files in its blob. [`verify`] compares with the base,
-//! [`cloud_export`] writes what an untrusted machine gets. Every one of them compares the
-//! fingerprint before it decrypts anything.
+//! [`unlock`] and [`relock`] write copies with another lock, [`cloud_export`] what an untrusted
+//! machine gets; [`CopyPlan`] and [`Copier`] do so file by file. [`UnlockingSource`] reads a sealed
+//! directory in place, [`unlock_tensor`] one tensor of it, [`open_trusted`] the files in its blob.
+//! [`verify`] compares with the base. Every one of them compares the fingerprint before it decrypts
+//! anything.
 
 mod blob;
 mod cloud;
 mod component;
+mod copy;
 mod error;
 mod files;
 mod layout;
@@ -27,7 +29,7 @@ mod unlock;
 mod verify;
 
 pub use blob::{TrustedFiles, open_trusted};
-pub use cloud::cloud_export;
+pub use copy::{Copier, CopyPlan, CopyReport, cloud_export, relock, unlock};
 pub use error::SealingError;
 pub use files::Outcome;
 pub use metadata::{Scheme, SealMetadata};
@@ -36,8 +38,7 @@ pub use scheme::SealOptions;
 pub use seal::{FileReport, SealPlan, SealReport, SealedShard, Sealer, seal};
 pub use source::{UnlockedTensor, UnlockingSource, unlock_tensor};
 pub use store::{
-    CatalogEntry, CheckReport, RecordedFile, Shown, StoreRecord, catalog_manifest, check_catalog,
-    record_path, show,
+    CATALOG_MANIFEST, CatalogEntry, CheckReport, RecordedFile, Shown, StoreRecord,
+    catalog_manifest, catalog_text, check_catalog, record_path, show,
 };
-pub use unlock::{CopyReport, relock, unlock};
-pub use verify::{Difference, VerifyReport, verify};
+pub use verify::{Difference, Verification, VerifyReport, verify};

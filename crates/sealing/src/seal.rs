@@ -511,6 +511,7 @@ pub fn seal(
 ) -> Result<SealReport, SealingError> {
     let plan = SealPlan::new(source, options)?;
     let sealer = plan.bind(keys)?;
+    plan.root.require_outside(target)?;
     let out = StagedDir::create(target)?;
     out.require_space(plan.bytes() + SPARE_SPACE)?;
     let (source, shards) = rayon::join(

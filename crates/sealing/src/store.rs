@@ -174,6 +174,20 @@ pub struct CatalogEntry {
 pub fn catalog_manifest(directory: &Path, entry: &CatalogEntry) -> Result<String, SealingError> {
     let root = Root::open(directory)?;
     let metadata = SealMetadata::require(&root)?;
+    let files = digests(&root)?;
+    let files = files
+        .iter()
+        .map(|(path, file)| (path.as_str(), file.sha256.as_str()));
+    Ok(catalog_text(&metadata, entry, files))
+}
+
+/// As [`catalog_manifest`], from every file's path, in order, and SHA-256 in hex.
+#[must_use]
+pub fn catalog_text<'a>(
+    metadata: &SealMetadata,
+    entry: &CatalogEntry,
+    files: impl Iterator<Item = (&'a str, &'a str)>,
+) -> String {
     let number = |n: u32| Value::from(u64::from(n));
     let object = |entries: Vec<(&str, Value)>| {
         Value::Object(
@@ -183,10 +197,8 @@ pub fn catalog_manifest(directory: &Path, entry: &CatalogEntry) -> Result<String
                 .collect(),
         )
     };
-    let files = digests(&root)?
-        .into_iter()
-        .filter(|(path, _)| path != MANIFEST);
-    let files = files.map(|(path, file)| (path, file.sha256.into()));
+    let files = files.filter(|(path, _)| ![CATALOG_MANIFEST, MODEL_SIGNATURE].contains(path));
+    let files = files.map(|(path, sha256)| (path.to_owned(), sha256.into()));
     let transform = metadata.transform.map_or(Value::Null, |t| t.name().into());
     let manifest = object(vec![
         ("format", "kllm-catalog".into()),
@@ -215,17 +227,17 @@ pub fn catalog_manifest(directory: &Path, entry: &CatalogEntry) -> Result<String
         ("gated", entry.gated.into()),
         ("files", Value::Object(files.collect())),
     ]);
-    Ok(write(&manifest, Style::Indented) + "\n")
+    write(&manifest, Style::Indented) + "\n"
 }
 
 /// Compares a published directory with its `kllm-manifest.json`.
 pub fn check_catalog(directory: &Path) -> Result<CheckReport, SealingError> {
     let root = Root::open(directory)?;
     let fault = |problem: &str| SealingError::File {
-        file: MANIFEST.to_owned(),
+        file: CATALOG_MANIFEST.to_owned(),
         problem: problem.to_owned(),
     };
-    let manifest = root.read_json(MANIFEST)?;
+    let manifest = root.read_json(CATALOG_MANIFEST)?;
     let text = |field: &str| manifest.get(field).and_then(Value::as_str);
     if text("format") != Some("kllm-catalog")
         || manifest.get("version").and_then(Value::as_u64) != Some(1)
@@ -244,7 +256,8 @@ pub fn check_catalog(directory: &Path) -> Result<CheckReport, SealingError> {
             digest.ok_or_else(|| fault("files: a digest is not 64 hex digits"))?,
         ));
     }
-    compare(&digests(&root)?, expected.into_iter(), &[MANIFEST])
+    let unlisted = [CATALOG_MANIFEST, MODEL_SIGNATURE];
+    compare(&digests(&root)?, expected.into_iter(), &unlisted)
 }
 
 fn compare<'a>(
@@ -299,5 +312,8 @@ pub(crate) fn digest(file: &SourceFile) -> Result<Sha256Digest, SealingError> {
     Ok(Sha256Digest::new(hash.finalize().into()))
 }
 
-const MANIFEST: &str = "kllm-manifest.json";
+/// Where a published directory has its catalog manifest.
+pub const CATALOG_MANIFEST: &str = "kllm-manifest.json";
+/// A signature over all other files, which is made last and so is listed nowhere.
+pub(crate) const MODEL_SIGNATURE: &str = "model.sig";
 const STEP: u64 = 1 << 20;

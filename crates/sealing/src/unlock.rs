@@ -1,135 +1,24 @@
-//! Copies of a sealed directory with another lock, or none.
+//! Shards of a sealed directory with another lock, or none.
 
-use std::path::Path;
-
-use checkpoint::json::{Style, write};
 use checkpoint::{
     Checkpoint, PlannedShard, Root, Shard, ShardWriter, StagedDir, TensorInfo, TensorSpec,
-    WrittenFile,
 };
 use model_key::SubkeySource;
 use weight_lock::{Domain, HEADER_KEY, LockTable, Version};
 
 use crate::error::SealingError;
-use crate::files::{self, base_name, folder_of};
+use crate::files::{self, folder_of};
 use crate::locking::{lock, lock_subkey, tensor_id, unlock as unlock_bytes};
-use crate::metadata::{SealMetadata, with_lock};
+use crate::metadata::SealMetadata;
 use crate::monitor::Monitor;
 use crate::pipeline::write_tensors;
-
-/// A copy that was written.
-#[derive(Debug, Clone)]
-pub struct CopyReport {
-    /// Every file written, sorted by path.
-    pub written: Vec<WrittenFile>,
-    /// Files of the directory that are not in the copy, and why.
-    pub left_out: Vec<(String, &'static str)>,
-}
-
-/// Writes a copy of a locked directory without its lock. `target` must not exist and appears
-/// whole or not at all.
-pub fn unlock(
-    sealed: &Path,
-    keys: &dyn SubkeySource,
-    target: &Path,
-    monitor: &Monitor<'_>,
-) -> Result<CopyReport, SealingError> {
-    let root = Root::open(sealed)?;
-    let metadata = SealMetadata::require(&root)?;
-    let Some(version) = metadata.lock else {
-        return Err(SealingError::NotLocked {
-            file: metadata.file,
-        });
-    };
-    metadata.check_key(keys)?;
-    let change = Change {
-        keys: Some(keys),
-        from: Some(version),
-        to: None,
-    };
-    copy(&root, &metadata, &change, &|_| None, target, monitor)
-}
-
-/// Writes a copy of a directory locked with version 1 that is locked with version 2.
-pub fn relock(
-    sealed: &Path,
-    keys: &dyn SubkeySource,
-    target: &Path,
-    monitor: &Monitor<'_>,
-) -> Result<CopyReport, SealingError> {
-    let root = Root::open(sealed)?;
-    let metadata = SealMetadata::require(&root)?;
-    if metadata.lock != Some(Version::V1) {
-        return Err(SealingError::Metadata {
-            file: metadata.file,
-            field: "lock",
-            problem: "only a lock of version v1 is relocked".to_owned(),
-        });
-    }
-    metadata.check_key(keys)?;
-    let change = Change {
-        keys: Some(keys),
-        from: Some(Version::V1),
-        to: Some(Version::V2),
-    };
-    copy(&root, &metadata, &change, &|_| None, target, monitor)
-}
+use crate::seal::SealedShard;
 
 /// The lock that is taken off and the one that is put on.
-pub(crate) struct Change<'a> {
-    pub keys: Option<&'a dyn SubkeySource>,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Change {
     pub from: Option<Version>,
     pub to: Option<Version>,
-}
-
-/// Copies a sealed directory, shards with their lock changed. `omit` says which files to leave out.
-pub(crate) fn copy(
-    root: &Root,
-    metadata: &SealMetadata,
-    change: &Change<'_>,
-    omit: &dyn Fn(&str) -> Option<&'static str>,
-    target: &Path,
-    monitor: &Monitor<'_>,
-) -> Result<CopyReport, SealingError> {
-    let entries = root.list()?;
-    for entry in &entries {
-        files::require_regular(entry)?;
-    }
-    let out = StagedDir::create(target)?;
-    out.require_space(entries.iter().map(|entry| entry.bytes).sum())?;
-    let folders = weights(root, metadata, change.from)?;
-    let mut report = CopyReport {
-        written: Vec::new(),
-        left_out: Vec::new(),
-    };
-    for entry in &entries {
-        let path = entry.path.as_str();
-        monitor.check()?;
-        if let Some(reason) = omit(path) {
-            report.left_out.push((path.to_owned(), reason));
-            continue;
-        }
-        let folder = folders
-            .iter()
-            .find(|weights| weights.folder == folder_of(path));
-        let shard = folder.and_then(|weights| weights.shard(base_name(path)));
-        report.written.push(match (folder, shard) {
-            (Some(weights), Some(shard)) => change_shard(weights, shard, change, &out, monitor)?,
-            (Some(_), None) if path.ends_with(".safetensors") => {
-                report
-                    .left_out
-                    .push((path.to_owned(), "safetensors outside the index"));
-                continue;
-            }
-            _ if path == metadata.file => {
-                let value = with_lock(metadata, root.read_json(path)?, change.to);
-                out.write_file(path, write(&value, Style::Indented).as_bytes())?
-            }
-            _ => out.copy_file(&root.open_file(path)?, path)?,
-        });
-    }
-    out.commit()?;
-    Ok(report)
 }
 
 /// The weights of one folder that a lock is on.
@@ -229,17 +118,21 @@ fn lock_table(
 }
 
 /// Writes one shard with its lock changed and its layout kept.
-fn change_shard(
+pub(crate) fn change_shard(
     weights: &Weights,
     number: usize,
-    change: &Change<'_>,
+    change: Change,
+    keys: Option<&dyn SubkeySource>,
     out: &StagedDir,
     monitor: &Monitor<'_>,
-) -> Result<WrittenFile, SealingError> {
+) -> Result<SealedShard, SealingError> {
     let shard = &weights.checkpoint.shards()[number];
     let path = tensor_id(&weights.folder, shard.name());
-    let (Some(table), Some(keys)) = (&weights.tables[number], change.keys) else {
-        return Ok(out.copy_file(shard.file(), &path)?);
+    let (Some(table), Some(keys)) = (&weights.tables[number], keys) else {
+        return Ok(SealedShard {
+            file: out.copy_file(shard.file(), &path)?,
+            locked: Vec::new(),
+        });
     };
     let tensors = shard.header().tensors().iter().map(TensorSpec::from);
     let planned = PlannedShard::in_order(shard.name(), tensors.collect())
@@ -296,7 +189,7 @@ fn change_shard(
             Ok((bytes, domain))
         },
     )?;
-    let mut file = match renewed {
+    let mut file = match &renewed {
         None => writer.finish()?,
         Some(table) => {
             metadata.push((HEADER_KEY.to_owned(), table.to_text()));
@@ -304,7 +197,12 @@ fn change_shard(
         }
     };
     file.path = path;
-    Ok(file)
+    let entries = renewed.iter().flat_map(|table| table.entries());
+    let locked = entries.map(|(name, entry)| (tensor_id(&weights.folder, name), *entry));
+    Ok(SealedShard {
+        file,
+        locked: locked.collect(),
+    })
 }
 
 fn widest_record(

@@ -6,7 +6,7 @@ use checkpoint::{Dtype, Root, TensorSource};
 use model_key::SubkeySource;
 use weight_transform::Transform;
 
-use crate::blob::open_trusted;
+use crate::blob::{blob_salt, open_trusted};
 use crate::error::SealingError;
 use crate::files::Outcome;
 use crate::metadata::{Scheme, SealMetadata};
@@ -39,9 +39,54 @@ pub struct VerifyReport {
     pub differences: Vec<Difference>,
 }
 
-/// Seals `base` again under the key, in memory, and compares tensor by tensor (unlocked) and file
-/// by file. Tensors that the transform computes in floating point may differ by `ulps`; all others
-/// are equal to the bit.
+/// A sealed directory and the base to compare it with. Made without a key.
+pub struct Verification {
+    sealed: Root,
+    metadata: SealMetadata,
+    plan: SealPlan,
+}
+
+impl Verification {
+    /// Looks at both directories.
+    pub fn new(sealed: Root, base: Root) -> Result<Self, SealingError> {
+        let metadata = SealMetadata::require(&sealed)?;
+        let options = SealOptions {
+            transform: metadata.transform.unwrap_or(Transform::Perm),
+            lock: metadata.lock,
+            client: metadata.scheme == Scheme::Client,
+            salt: blob_salt(&sealed, metadata.scheme)?,
+        };
+        Ok(Self {
+            plan: SealPlan::from_root(base, options)?,
+            sealed,
+            metadata,
+        })
+    }
+
+    /// How the base would be sealed.
+    #[must_use]
+    pub fn plan(&self) -> &SealPlan {
+        &self.plan
+    }
+
+    /// Seals the base again under the key, in memory, and compares tensor by tensor (unlocked) and
+    /// file by file. Tensors that the transform computes in floating point may differ by `ulps`; all
+    /// others are equal to the bit. Asks for the subkeys of [`SealPlan::subkeys`].
+    pub fn compare(
+        &self,
+        keys: &dyn SubkeySource,
+        ulps: u64,
+        monitor: &Monitor<'_>,
+    ) -> Result<VerifyReport, SealingError> {
+        self.metadata.check_key(keys)?;
+        let mut report = VerifyReport::default();
+        compare_tensors(&self.sealed, &self.plan, keys, ulps, monitor, &mut report)?;
+        compare_files(&self.sealed, &self.plan, keys, &mut report)?;
+        Ok(report)
+    }
+}
+
+/// Compares a sealed directory with its base: see [`Verification::compare`].
 pub fn verify(
     sealed: &Path,
     base: &Path,
@@ -49,20 +94,7 @@ pub fn verify(
     ulps: u64,
     monitor: &Monitor<'_>,
 ) -> Result<VerifyReport, SealingError> {
-    let root = Root::open(sealed)?;
-    let metadata = SealMetadata::require(&root)?;
-    metadata.check_key(keys)?;
-    let options = SealOptions {
-        transform: metadata.transform.unwrap_or(Transform::Perm),
-        lock: metadata.lock,
-        client: metadata.scheme == Scheme::Client,
-        salt: [0; 16],
-    };
-    let plan = SealPlan::new(base, options)?;
-    let mut report = VerifyReport::default();
-    compare_tensors(&root, &plan, keys, ulps, monitor, &mut report)?;
-    compare_files(&root, &plan, keys, &mut report)?;
-    Ok(report)
+    Verification::new(Root::open(sealed)?, Root::open(base)?)?.compare(keys, ulps, monitor)
 }
 
 fn compare_tensors(

@@ -115,6 +115,7 @@ fn perm_only(name: &str, transform: Transform) -> Result<(), PlanError> {
     match transform {
         Transform::Perm => Ok(()),
         Transform::Orth => Err(PlanError::PermOnly {
+            field: "architectures",
             what: name.to_owned(),
         }),
     }

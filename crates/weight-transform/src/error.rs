@@ -38,8 +38,10 @@ pub enum PlanError {
         method: String,
     },
     /// FP8 or a perm-only architecture asked to be sealed with orth.
-    #[error("{what} can only be sealed with perm")]
+    #[error("config.json: {field}: {what} can only be sealed with perm")]
     PermOnly {
+        /// The field that says so.
+        field: &'static str,
         /// What allows perm only.
         what: String,
     },

@@ -13,7 +13,7 @@ use service_runtime::CancellationToken;
 
 use crate::blob::Token;
 use crate::error::NodeError;
-use crate::open::Open;
+use crate::open::{Open, minimum_budget};
 
 /// A model that was loaded. Its sessions, keys and pages end when it is closed; what it was stays.
 pub(crate) struct Loaded {
@@ -30,7 +30,6 @@ pub(crate) struct Loaded {
 pub(crate) struct Facts {
     pub blocks: u32,
     pub page_bytes: u64,
-    pub budget_bytes: u64,
     pub dense_bytes: u64,
     pub context: usize,
 }
@@ -70,6 +69,8 @@ impl Lease {
 struct State {
     open: Option<Arc<Open>>,
     lease: Lease,
+    /// Bytes of pages kept resident at most.
+    budget: u64,
     closed: Option<Closed>,
     sessions: Vec<Weak<AtomicBool>>,
     /// What the pager had done when it was closed.
@@ -89,7 +90,6 @@ impl Loaded {
         let facts = Facts {
             blocks: u32::try_from(open.model.layers()).unwrap_or(u32::MAX),
             page_bytes: open.page_bytes,
-            budget_bytes: open.budget_bytes,
             dense_bytes: open.weights.dense().len() as u64,
             context: open.context(),
         };
@@ -99,6 +99,7 @@ impl Loaded {
             token,
             stop,
             state: Mutex::new(State {
+                budget: open.budget_bytes,
                 open: Some(Arc::new(open)),
                 lease,
                 closed: None,
@@ -139,6 +140,19 @@ impl Loaded {
 
     pub(crate) fn lease(&self) -> Lease {
         self.state().lease
+    }
+
+    /// Widens or shrinks the budget.
+    pub(crate) fn resize(&self, budget: u64) -> Result<(), NodeError> {
+        let open = self.open()?;
+        let minimum = minimum_budget(open.pager.geometry());
+        if budget < minimum {
+            let asked = budget;
+            return Err(NodeError::Budget { asked, minimum });
+        }
+        open.pager.set_budget(budget)?;
+        self.state().budget = budget;
+        Ok(())
     }
 
     /// Takes a renewed capability into use.
@@ -222,7 +236,7 @@ impl Loaded {
             architecture: manifest.seal.architecture.clone(),
             blocks: self.facts.blocks,
             page_bytes: self.facts.page_bytes,
-            budget_bytes: self.facts.budget_bytes,
+            budget_bytes: self.state().budget,
             dense_bytes: self.facts.dense_bytes,
             state: state.into(),
             message: closed.map(|why| why.to_string()).unwrap_or_default(),

@@ -130,7 +130,7 @@ impl Models {
 }
 
 impl Node {
-    /// Loads a model; one that is loaded is given as it is.
+    /// Loads a model. One that is loaded gets the budget that is asked for, if one is.
     pub(crate) async fn load(
         self: &Arc<Self>,
         actor: SpiffeId,
@@ -155,12 +155,12 @@ impl Node {
         if let ModelName::Digest(_) = name
             && let Some(loaded) = self.models.find(name).filter(|model| model.is_ready())
         {
-            return Ok(loaded);
+            return resized(loaded, budget);
         }
         let artifact = self.log.artifact(name.which()).await?;
         let digest = ModelName::Digest(artifact.digest());
         if let Some(loaded) = self.models.find(&digest).filter(|model| model.is_ready()) {
-            return Ok(loaded);
+            return resized(loaded, budget);
         }
         if artifact.manifest().kind != ArtifactKind::Container {
             return Err(NodeError::NotContainer);
@@ -423,6 +423,13 @@ impl Node {
             .collect();
         json!({ "models": states })
     }
+}
+
+fn resized(loaded: Arc<Loaded>, budget: Option<u64>) -> Result<Arc<Loaded>, NodeError> {
+    if let Some(budget) = budget {
+        loaded.resize(budget)?;
+    }
+    Ok(loaded)
 }
 
 /// Tokens that a session may be ahead of its client.

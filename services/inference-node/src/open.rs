@@ -7,7 +7,7 @@ use engine::{KvPool, Model, Paged};
 use jlm::{JlmError, Region, UnitId, Vocab};
 use key_client::UnitKeys;
 use model_key::Subkey;
-use pager::{ContainerUnsealer, KeyRing, Pager, SealedSource};
+use pager::{ContainerUnsealer, Geometry, KeyRing, Pager, SealedSource};
 use registry_domain::{ArtifactManifest, ContainerRecord, ManifestFile, RegionUnits};
 use sealed_jlm::{SealedHeader, TRAILER_LEN, Trailer};
 use secret::SecretBytes;
@@ -72,7 +72,7 @@ pub(crate) fn open(
     }
     let model = Arc::new(Model::new(container)?);
     let geometry = Paged::geometry(container)?;
-    let minimum = geometry.largest_page().saturating_mul(MINIMUM_PAGES);
+    let minimum = minimum_budget(&geometry);
     let budget = match sizes.budget {
         Some(asked) if asked < minimum => return Err(NodeError::Budget { asked, minimum }),
         Some(asked) => asked,
@@ -105,6 +105,11 @@ pub(crate) fn open(
         page_bytes,
         budget_bytes: budget,
     })
+}
+
+/// The smallest budget that a model runs with.
+pub(crate) fn minimum_budget(geometry: &Geometry) -> u64 {
+    geometry.largest_page().saturating_mul(MINIMUM_PAGES)
 }
 
 impl Open {

@@ -103,6 +103,12 @@ async fn a_sealed_model_under_two_pages_gives_the_references_tokens() {
     assert_eq!(loaded.state(), ModelState::Ready);
     let again = load(&world, &digest, 0).await.unwrap();
     assert_eq!(again.budget_bytes, 2 * page, "it is given as it is");
+    let wider = load(&world, &digest, 3 * page).await.unwrap();
+    assert_eq!(wider.budget_bytes, 3 * page, "it gets the budget asked for");
+    let refused = load(&world, &digest, page).await.unwrap_err();
+    assert_eq!(api::reason(&refused), Some("BUDGET_TOO_SMALL"), "{refused}");
+    let narrow = load(&world, "tiny", 2 * page).await.unwrap();
+    assert_eq!(narrow.budget_bytes, 2 * page);
 
     let reference = reference();
     for prompt in reference["prompts"].as_array().unwrap() {

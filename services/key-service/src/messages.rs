@@ -50,15 +50,18 @@ pub fn open_grant(request: &v1::OpenSealGrantRequest) -> Result<OpenGrant, Inval
         v1::Scheme::D1 => Scheme::D1,
         v1::Scheme::L1 | v1::Scheme::Unspecified => Scheme::L1,
     };
-    let transform = match fields::known("transform", request.transform)? {
-        v1::Transform::Orth => Transform::Orth,
-        v1::Transform::Perm | v1::Transform::Unspecified => Transform::Perm,
+    let transform = match fields::optional_known("transform", request.transform)? {
+        Some(v1::Transform::Perm) => Some(Transform::Perm),
+        Some(v1::Transform::Orth) => Some(Transform::Orth),
+        Some(v1::Transform::Unspecified) | None => None,
     };
-    let lock = match fields::known("lock", request.lock)? {
+    let version = |lock| match lock {
         v1::Lock::V1 => Some(LockVersion::V1),
         v1::Lock::V2 => Some(LockVersion::V2),
         v1::Lock::None | v1::Lock::Unspecified => None,
     };
+    let lock = version(fields::known("lock", request.lock)?);
+    let unlock = fields::optional_known("unlock", request.unlock)?.and_then(version);
     Ok(OpenGrant {
         job_id: fields::id("job_id", &request.job_id)?,
         fence: request.fence,
@@ -68,6 +71,7 @@ pub fn open_grant(request: &v1::OpenSealGrantRequest) -> Result<OpenGrant, Inval
             scheme,
             transform,
             lock,
+            unlock,
             blob_salt: fields::optional_bytes("blob_salt", &request.blob_salt)?,
             container_salt: fields::optional_bytes("container_salt", &request.container_salt)?,
         },

@@ -9,10 +9,12 @@ use model_key::{Component, Label, LockVersion, Path, ScopedSite, Site, SubkeyId}
 pub struct GrantScope {
     /// The sealing scheme.
     pub scheme: Scheme,
-    /// The transform.
-    pub transform: Transform,
-    /// The lock's version; `None` when the shards are not locked.
+    /// The transform; `None` for a job that changes a lock only.
+    pub transform: Option<Transform>,
+    /// The version of the lock put on; `None` when the shards are not locked.
     pub lock: Option<LockVersion>,
+    /// The version of the lock taken off, if one is.
+    pub unlock: Option<LockVersion>,
     /// Salt of the trusted blob that the job writes.
     pub blob_salt: Option<[u8; 16]>,
     /// Salt of the sealed container that the job writes.
@@ -45,7 +47,7 @@ pub enum OutOfScope {
     /// The component is not part of the grant's scheme.
     #[error("component {0:?} is not part of the grant's scheme")]
     Component(Component),
-    /// The label belongs to the other transform.
+    /// The label belongs to the other transform, or the grant is of none.
     #[error("the label belongs to a transform other than the grant's")]
     Transform,
     /// A lock stream of a version that the grant does not use.
@@ -66,7 +68,7 @@ impl GrantScope {
             Label::Permutation(path) | Label::Stream(path) => self.covers_path(id.component, path),
             // What protects whole files is derived from the model key, never a component's.
             _ if id.component != Component::Model => Err(OutOfScope::Component(id.component)),
-            Label::Lock(version, _) if self.lock == Some(*version) => Ok(()),
+            Label::Lock(version, _) if [self.lock, self.unlock].contains(&Some(*version)) => Ok(()),
             Label::Lock(version, _) => Err(OutOfScope::Lock(*version)),
             Label::TrustedBlob(salt) if self.blob_salt == Some(*salt) => Ok(()),
             Label::TrustedBlob(_) => Err(OutOfScope::TrustedBlob),
@@ -84,8 +86,11 @@ impl GrantScope {
         if !components.contains(&component) {
             return Err(OutOfScope::Component(component));
         }
+        let Some(transform) = self.transform else {
+            return Err(OutOfScope::Transform);
+        };
         match transform_of(component, path.site) {
-            Some(only) if only != self.transform => Err(OutOfScope::Transform),
+            Some(only) if only != transform => Err(OutOfScope::Transform),
             _ => Ok(()),
         }
     }
@@ -99,18 +104,15 @@ impl From<&GrantScope> for registry_domain::GrantScope {
             Scheme::D1 => "d1-v1",
         };
         let transform = match scope.transform {
-            Transform::Perm => "perm",
-            Transform::Orth => "orth",
-        };
-        let lock = match scope.lock {
             None => "none",
-            Some(LockVersion::V1) => "v1",
-            Some(LockVersion::V2) => "v2",
+            Some(Transform::Perm) => "perm",
+            Some(Transform::Orth) => "orth",
         };
         Self {
             scheme: scheme.to_owned(),
             transform: transform.to_owned(),
-            lock: lock.to_owned(),
+            lock: lock_name(scope.lock).to_owned(),
+            unlock: lock_name(scope.unlock).to_owned(),
             blob_salt: scope.blob_salt,
             container_salt: scope.container_salt,
         }
@@ -130,19 +132,33 @@ impl TryFrom<&registry_domain::GrantScope> for GrantScope {
                 _ => return Err(damaged()),
             },
             transform: match stored.transform.as_str() {
-                "perm" => Transform::Perm,
-                "orth" => Transform::Orth,
-                _ => return Err(damaged()),
-            },
-            lock: match stored.lock.as_str() {
                 "none" => None,
-                "v1" => Some(LockVersion::V1),
-                "v2" => Some(LockVersion::V2),
+                "perm" => Some(Transform::Perm),
+                "orth" => Some(Transform::Orth),
                 _ => return Err(damaged()),
             },
+            lock: lock_version(&stored.lock)?,
+            unlock: lock_version(&stored.unlock)?,
             blob_salt: stored.blob_salt,
             container_salt: stored.container_salt,
         })
+    }
+}
+
+const fn lock_name(lock: Option<LockVersion>) -> &'static str {
+    match lock {
+        None => "none",
+        Some(LockVersion::V1) => "v1",
+        Some(LockVersion::V2) => "v2",
+    }
+}
+
+fn lock_version(name: &str) -> Result<Option<LockVersion>, RepositoryError> {
+    match name {
+        "none" => Ok(None),
+        "v1" => Ok(Some(LockVersion::V1)),
+        "v2" => Ok(Some(LockVersion::V2)),
+        _ => Err(RepositoryError::Damaged("grant scope")),
     }
 }
 
@@ -166,8 +182,9 @@ mod tests {
     fn scope() -> GrantScope {
         GrantScope {
             scheme: Scheme::L1,
-            transform: Transform::Perm,
+            transform: Some(Transform::Perm),
             lock: Some(LockVersion::V2),
+            unlock: None,
             blob_salt: Some([1; 16]),
             container_salt: None,
         }
@@ -222,6 +239,28 @@ mod tests {
             ..scope()
         };
         assert_eq!(with_container.covers(&unit([3; 16])), Ok(()));
+    }
+
+    #[test]
+    fn a_grant_to_change_a_lock_covers_both_locks_and_nothing_else() {
+        let grant = GrantScope {
+            transform: None,
+            unlock: Some(LockVersion::V1),
+            blob_salt: None,
+            ..scope()
+        };
+        let tensor = TensorId::new("lm_head.weight").unwrap();
+        for version in [LockVersion::V1, LockVersion::V2] {
+            let id = model(Label::Lock(version, tensor.clone()));
+            assert_eq!(grant.covers(&id), Ok(()));
+        }
+        let heads = Path::scoped(Scope::Layer(3), ScopedSite::KvHeads);
+        for label in [Label::Permutation(heads.clone()), Label::Stream(heads)] {
+            assert_eq!(grant.covers(&model(label)), Err(OutOfScope::Transform));
+        }
+        let blob = model(Label::TrustedBlob([1; 16]));
+        assert_eq!(grant.covers(&blob), Err(OutOfScope::TrustedBlob));
+        assert_eq!(grant.covers(&unit([1; 16])), Err(OutOfScope::Container));
     }
 
     #[test]

@@ -11,13 +11,15 @@ use database::{Database, DatabaseUrl, Options, PgJobs, Schema};
 use ed25519_dalek::VerifyingKey;
 use identifiers::{JobId, Role, SpiffeId};
 use key_client::GrantClient;
+use receipt::ModelSigner;
 use registry_domain::{JobRepository, LeaseTerms};
 use service_runtime::{
     Authorisation, CancellationToken, Clock, Health, Identity, Randomness, Running, Server,
-    ServerSettings, SystemClock, SystemRandomness, TrustFile, read_signing_key,
+    ServerSettings, SystemClock, SystemRandomness, TrustFile, read_key, read_signing_key,
 };
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
+use zeroize::Zeroizing;
 
 use crate::config::{BuildError, Config};
 use crate::job::Means;
@@ -90,6 +92,7 @@ impl Config {
         if !is_listed {
             return Err(BuildError::UntrustedReceiptKey(replica));
         }
+        let model_signer = model_signer(&keys.model_signing)?;
         make_folder("work_dir", &work_dir)?;
         make_folder("state_dir", &state_dir)?;
 
@@ -119,6 +122,7 @@ impl Config {
             storage,
             registry,
             log: Arc::new(log),
+            model_signer,
             sources,
             work_dir,
             clock: clock.clone(),
@@ -251,6 +255,12 @@ async fn remove_leftovers(means: &Means) -> Result<(), BuildError> {
         }
     }
     Ok(())
+}
+
+fn model_signer(path: &Path) -> Result<ModelSigner, BuildError> {
+    let mut scalar = Zeroizing::new([0; 32]);
+    read_key(path, &mut scalar)?;
+    ModelSigner::from_bytes(&scalar).ok_or_else(|| BuildError::ModelSigningKey(path.to_owned()))
 }
 
 fn make_folder(setting: &'static str, path: &Path) -> Result<(), BuildError> {

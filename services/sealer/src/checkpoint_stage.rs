@@ -8,12 +8,12 @@ use checkpoint::{StagedDir, WrittenFile};
 use model_key::SubkeySource;
 use registry_domain::{DurableFile, ManifestFile};
 use sealing::{SealPlan, SealReport, SealedShard, Sealer, Step};
-use tokio::task::JoinHandle;
 
 use crate::failure::JobError;
 use crate::job::{Attempt, OutputFile};
+use crate::order::SealOrder;
 use crate::resume::{Resume, compare, manifest_file, sealed_shard, shard_detail};
-use crate::upload::digest;
+use crate::uploads::{CHECKPOINT, Uploads, is_file, number, recorded, remove_if_there};
 
 /// A sealed checkpoint.
 pub struct SealedCheckpoint {
@@ -27,6 +27,7 @@ pub struct SealedCheckpoint {
 /// Seals what is not durable yet. With `need_local` every file is in the folder afterwards.
 pub fn seal(
     attempt: &Arc<Attempt>,
+    order: &SealOrder,
     plan: &SealPlan,
     keys: &dyn SubkeySource,
     resume: &Resume,
@@ -36,9 +37,10 @@ pub fn seal(
     attempt.meter.phase("sealing");
     let sealer = plan.bind(keys)?;
     let staged = StagedDir::resume(&attempt.folder.join("checkpoint"))?;
-    expect(attempt, &sealer);
+    expect(attempt, order, &sealer);
     let stage = Stage {
         attempt,
+        order,
         sealer: &sealer,
         staged: &staged,
         need_local,
@@ -54,6 +56,7 @@ pub fn seal(
 
 struct Stage<'a> {
     attempt: &'a Arc<Attempt>,
+    order: &'a SealOrder,
     sealer: &'a Sealer<'a>,
     staged: &'a StagedDir,
     need_local: bool,
@@ -101,7 +104,7 @@ impl Stage<'_> {
         let sealed = sealed_shard(earlier)?;
         compare(&path, sealed.file.sha256, earlier)?;
         self.uploads.stored.push(manifest_file(earlier));
-        if !self.need_local || is_intact(&on_disk, earlier)? {
+        if !self.need_local || is_file(&on_disk, earlier.sha256, earlier.size)? {
             self.attempt.meter.done(step);
             return Ok(sealed);
         }
@@ -141,7 +144,7 @@ impl Stage<'_> {
         detail: serde_json::Value,
         keep: bool,
     ) -> Result<(), JobError> {
-        if !self.attempt.order.checkpoint {
+        if !self.order.checkpoint {
             return Ok(());
         }
         self.uploads.push(OutputFile {
@@ -183,56 +186,9 @@ impl Stage<'_> {
     }
 }
 
-/// Uploads, one under way at a time.
-struct Uploads<'a> {
-    attempt: &'a Arc<Attempt>,
-    under_way: Option<JoinHandle<Result<ManifestFile, JobError>>>,
-    stored: Vec<ManifestFile>,
-}
-
-impl<'a> Uploads<'a> {
-    const fn new(attempt: &'a Arc<Attempt>) -> Self {
-        Self {
-            attempt,
-            under_way: None,
-            stored: Vec::new(),
-        }
-    }
-
-    fn push(&mut self, file: OutputFile) -> Result<(), JobError> {
-        self.settle()?;
-        let attempt = self.attempt.clone();
-        let upload = async move { attempt.store(file).await };
-        self.under_way = Some(tokio::runtime::Handle::current().spawn(upload));
-        Ok(())
-    }
-
-    fn settle(&mut self) -> Result<(), JobError> {
-        if let Some(upload) = self.under_way.take() {
-            // The upload itself ends when the work should stop.
-            self.stored
-                .push(tokio::runtime::Handle::current().block_on(upload)??);
-        }
-        Ok(())
-    }
-
-    fn finish(mut self) -> Result<Vec<ManifestFile>, JobError> {
-        self.settle()?;
-        Ok(std::mem::take(&mut self.stored))
-    }
-}
-
-impl Drop for Uploads<'_> {
-    fn drop(&mut self) {
-        if let Some(upload) = &self.under_way {
-            upload.abort();
-        }
-    }
-}
-
-fn expect(attempt: &Attempt, sealer: &Sealer<'_>) {
+fn expect(attempt: &Attempt, order: &SealOrder, sealer: &Sealer<'_>) {
     let mut all = total(sealer);
-    if attempt.order.container {
+    if order.container {
         // Until the container is planned: about as large as the checkpoint.
         all.bytes = all.bytes.saturating_mul(2);
     }
@@ -248,33 +204,6 @@ fn total(sealer: &Sealer<'_>) -> Step {
     })
 }
 
-/// The file of that number, where an earlier attempt made it durable.
-fn recorded(durable: &[DurableFile], number: u32) -> Option<&DurableFile> {
-    let mut files = durable.iter();
-    files.find(|file| file.stage == CHECKPOINT && file.number == number)
-}
-
-fn is_intact(path: &Path, recorded: &DurableFile) -> Result<bool, JobError> {
-    match digest(path) {
-        Ok(found) => Ok(found == (recorded.sha256, recorded.size)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn remove_if_there(path: &Path) -> Result<(), JobError> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
-}
-
-fn number(at: usize) -> Result<u32, JobError> {
-    u32::try_from(at).map_err(|_| JobError::refused("source-refused", "too many files"))
-}
-
-/// The stage's name in the record of durable files.
-const CHECKPOINT: &str = "checkpoint";
 /// One being sealed, one being stored, one to spare.
 const SHARDS_ON_DISK: u64 = 3;
 const SPARE_SPACE: u64 = 64 << 20;

@@ -57,12 +57,15 @@ pub struct Config {
     pub max_pause_seconds: u64,
 }
 
-/// Paths of secret keys, each an Ed25519 key in PKCS#8 PEM, mode 600.
+/// Paths of secret keys, mode 600.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyFiles {
-    /// Signs this replica's receipts and artifact manifests.
+    /// Signs this replica's receipts and artifact manifests: Ed25519, PKCS#8 PEM or the seed.
     pub receipts: PathBuf,
+    /// Signs sealed checkpoints for the public `model_signing` tool: a P-256 scalar, 32 bytes or 64
+    /// hex digits.
+    pub model_signing: PathBuf,
 }
 
 impl service_runtime::process::ProcessConfig for Config {
@@ -102,6 +105,9 @@ pub enum BuildError {
     /// The trust file does not list this replica's receipt key.
     #[error("the trust file does not list the receipt key of {0}")]
     UntrustedReceiptKey(identifiers::SpiffeId),
+    /// A scalar that is no key of the curve.
+    #[error("{}: not a P-256 key", .0.display())]
+    ModelSigningKey(PathBuf),
     /// A service's endpoint.
     #[error(transparent)]
     Endpoint(#[from] api::client::EndpointError),
@@ -163,6 +169,7 @@ mod tests {
         [key_service]
         endpoint = "https://127.0.0.1:1"
         [keys]
+        model_signing = "model-signing.key"
         receipts = "receipts.key"
         [registry]
         endpoint = "https://127.0.0.1:2"

@@ -11,6 +11,7 @@ use convert::{Options, Plan, SourceFiles};
 use identifiers::Sha256Digest;
 use jlm::{Region, UnitId, WriterFingerprint};
 use model_key::{GrantedSubkeys, SubkeyId, SubkeySource as _};
+use receipt::KeyRef;
 use registry_domain::{DurableFile, ManifestFile, RegionUnits};
 use sealed_jlm::{ChunkSize, SealParameters, Sealer};
 use sealing::{Step, TrustedFiles, UnlockingSource, open_trusted};
@@ -19,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::failure::JobError;
 use crate::job::{Attempt, OutputFile};
-use crate::keys::KeyFacts;
+use crate::order::SealOrder;
 use crate::resume::{Resume, manifest_file};
 
 /// A sealed container that is durable.
@@ -49,8 +50,9 @@ pub fn recorded(file: &DurableFile) -> Result<SealedContainer, JobError> {
 /// Makes and stores the container of the checkpoint in `staged`.
 pub fn seal(
     attempt: &Arc<Attempt>,
+    order: &SealOrder,
     keys: &GrantedSubkeys,
-    key: &KeyFacts,
+    key: &KeyRef,
     resume: &Resume,
     staged: &StagedDir,
 ) -> Result<SealedContainer, JobError> {
@@ -60,7 +62,7 @@ pub fn seal(
     let files = small_files(&root, &open_trusted(&root, keys)?)?;
     let options = Options {
         widen_bf16: false,
-        q8: attempt.order.q8,
+        q8: order.q8,
         fingerprint: writer(),
     };
     let plan = convert::plan(&source, &files, &options)?;
@@ -74,7 +76,7 @@ pub fn seal(
         fingerprint: keys.fingerprint(),
     };
     let sealer = Sealer::new(plan.meta(), &parameters)?;
-    let unit_keys = unit_keys(attempt, key, resume, &sealer)?;
+    let unit_keys = unit_keys(attempt, order, key, resume, &sealer)?;
     attempt.meter.phase("sealing the container");
     attempt
         .meter
@@ -107,7 +109,8 @@ pub fn seal(
 /// The keys of every unit, under a grant that is made to last until they are here.
 fn unit_keys(
     attempt: &Attempt,
-    key: &KeyFacts,
+    order: &SealOrder,
+    key: &KeyRef,
     resume: &Resume,
     sealer: &Sealer,
 ) -> Result<GrantedSubkeys, JobError> {
@@ -117,7 +120,7 @@ fn unit_keys(
         .map(|unit| sealer.subkey_id(unit))
         .collect();
     attempt.wait(async {
-        let grant = attempt.open_grant(key, resume).await?;
+        let grant = attempt.open_grant(key, &resume.terms(order)).await?;
         attempt.fetch(&grant, ids).await
     })?
 }

@@ -2,15 +2,13 @@
 
 use api::client::Client;
 use api::{InvalidField, fields, v1};
-use identifiers::{Fingerprint, KeyId};
+use receipt::KeyRef;
 use tonic::Status;
 
 /// A model key's public record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyFacts {
-    pub id: KeyId,
-    pub version: u32,
-    pub fingerprint: Fingerprint,
+    pub key: KeyRef,
     pub is_active: bool,
 }
 
@@ -29,9 +27,11 @@ pub async fn find(key_service: &Client, key: &str) -> Result<KeyFacts, Status> {
 
 fn facts(key: &v1::Key) -> Result<KeyFacts, InvalidField> {
     Ok(KeyFacts {
-        id: fields::id("id", &key.id)?,
-        version: key.version,
-        fingerprint: fields::id("fingerprint", &key.fingerprint)?,
+        key: KeyRef {
+            id: fields::id("id", &key.id)?,
+            version: key.version,
+            fingerprint: fields::id("fingerprint", &key.fingerprint)?,
+        },
         is_active: key.state() == v1::KeyState::Active,
     })
 }

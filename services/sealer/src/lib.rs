@@ -1,4 +1,5 @@
-//! The sealer: seal jobs, from a source checkpoint to registered artifacts.
+//! The sealer: seal jobs, from a source checkpoint to registered artifacts, and jobs that copy,
+//! compare or describe what was sealed.
 //!
 //! A job is stored before it is answered for, leased to one worker at a time, and every write of a
 //! worker names its lease. What a worker made durable is recorded file by file, so that another
@@ -6,6 +7,7 @@
 //! sealer holds the subkeys of the jobs under way and no model key.
 
 mod app;
+mod artifact_job;
 mod checkpoint_stage;
 mod config;
 mod container_stage;
@@ -20,9 +22,11 @@ mod queue;
 mod registration;
 mod resume;
 mod rpc;
+mod seal_job;
 mod sources;
 mod stop;
 mod upload;
+mod uploads;
 mod worker;
 
 pub use app::App;

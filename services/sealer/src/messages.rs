@@ -18,6 +18,11 @@ pub fn job(record: JobRecord, now: i64) -> Result<v1::SealJob, SealerError> {
     let (failure_reason, failure_message) = failure.unwrap_or_default();
     let artifacts = result.artifacts.into_iter();
     let files = result.files.into_iter();
+    let comparison = result.comparison.map(|seen| v1::Comparison {
+        tensors: seen.tensors,
+        files: seen.files,
+        largest_ulps: seen.largest_ulps,
+    });
     Ok(v1::SealJob {
         id: record.id.to_string(),
         request: Some(request),
@@ -45,6 +50,7 @@ pub fn job(record: JobRecord, now: i64) -> Result<v1::SealJob, SealerError> {
         started_at: record.started_at.unwrap_or(0).div_euclid(1000),
         ended_at: record.ended_at.unwrap_or(0).div_euclid(1000),
         attempts: record.attempts,
+        comparison,
         files: files
             .map(|file| v1::FileOutcome {
                 path: file.path,

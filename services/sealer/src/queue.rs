@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use crate::error::SealerError;
 use crate::keys;
-use crate::order::Order;
+use crate::order::{Order, Work};
 use crate::sources::SourceRoots;
 
 /// Takes jobs in and tells of them.
@@ -47,12 +47,16 @@ impl Queue {
                 Err(RepositoryError::from(Conflict::RequestReused).into())
             };
         }
-        self.check_source(order.source.clone()).await?;
-        let key = keys::find(&self.key_service, &order.key)
-            .await
-            .map_err(SealerError::of_key_service)?;
-        if !key.is_active {
-            return Err(SealerError::KeyNotActive);
+        if let Some(source) = order.source() {
+            self.check_source(source.to_owned()).await?;
+        }
+        if let Work::Seal(order) = &order.work {
+            let key = keys::find(&self.key_service, &order.key)
+                .await
+                .map_err(SealerError::of_key_service)?;
+            if !key.is_active {
+                return Err(SealerError::KeyNotActive);
+            }
         }
         self.check_room().await?;
         let now = self.clock.unix_millis();

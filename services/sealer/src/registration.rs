@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use api::{fields, v1};
-use identifiers::{ReceiptId, RequestId};
-use receipt::{ArtifactRef, Event, KeyRef, NewReceipt, Receipt, WeightIdentity};
+use checkpoint::WrittenFile;
+use identifiers::{ReceiptId, RequestId, Sha256Digest};
+use receipt::{
+    ArtifactRef, Event, KeyRef, MODEL_SIGNATURE, NewReceipt, Receipt, Resource, WeightIdentity,
+};
 use registry_domain::{
     ArtifactKind, ArtifactManifest, ContainerRecord, FileOutcome, ManifestFile, SealRecord,
     SealedArtifact, VerifiedManifest,
@@ -14,8 +17,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::container_stage::SealedContainer;
 use crate::failure::JobError;
-use crate::job::Attempt;
-use crate::keys::KeyFacts;
+use crate::job::{Attempt, OutputFile};
+use crate::order::{SealOrder, lock_name};
 use crate::resume::Resume;
 
 /// What a job made, all of it durable.
@@ -29,13 +32,14 @@ pub struct Product {
 /// Registers each output and records its receipt. A retry registers the same manifests.
 pub async fn register(
     attempt: &Arc<Attempt>,
-    key: &KeyFacts,
+    order: &SealOrder,
+    key: &KeyRef,
     resume: &Resume,
     product: &Product,
 ) -> Result<Vec<SealedArtifact>, JobError> {
     let mut manifests = Vec::new();
-    let seal = seal_record(attempt, &product.report)?;
-    if attempt.order.checkpoint {
+    let seal = seal_record(order, &product.report)?;
+    if order.checkpoint {
         manifests.push(ArtifactManifest {
             sealed: Some(product.report.sealed.clone()),
             files: product.checkpoint.clone(),
@@ -54,18 +58,33 @@ pub async fn register(
     }
     let mut artifacts = Vec::with_capacity(manifests.len());
     for manifest in manifests {
-        artifacts.push(register_one(attempt, key, resume, manifest).await?);
+        artifacts.push(register_one(attempt, manifest, None).await?);
     }
     Ok(artifacts)
 }
 
-async fn register_one(
+/// What a derived artifact was made from, and how.
+pub struct Origin {
+    pub from: Sha256Digest,
+    pub how: String,
+}
+
+/// Registers an artifact and records its receipt: `sealed`, or `derived` with its origin.
+pub async fn register_one(
     attempt: &Arc<Attempt>,
-    key: &KeyFacts,
-    resume: &Resume,
-    manifest: ArtifactManifest,
+    mut manifest: ArtifactManifest,
+    origin: Option<Origin>,
 ) -> Result<SealedArtifact, JobError> {
+    if manifest.kind == ArtifactKind::Checkpoint {
+        sign_model(attempt, &mut manifest).await?;
+    }
     let (model, kind) = (manifest.model.clone(), manifest.kind);
+    let key = KeyRef {
+        id: manifest.key_id,
+        fingerprint: manifest.fingerprint,
+        version: manifest.key_version,
+    };
+    let source = WeightIdentity::of(&manifest.source);
     let (envelope, digest) = attempt
         .blocking(move |attempt| {
             let log = &attempt.means.log;
@@ -96,17 +115,18 @@ async fn register_one(
     let time = registered.registered_at.saturating_mul(1000);
     let receipt = Receipt {
         request_id: Some(attempt.order.request_id),
-        key: Some(KeyRef {
-            id: key.id,
-            fingerprint: key.fingerprint,
-            version: key.version,
-        }),
+        key: Some(key),
         artifact: Some(ArtifactRef { model, digest }),
-        source: Some(WeightIdentity::of(&resume.source)),
+        from: origin.as_ref().map(|origin| origin.from),
+        source: Some(source),
         job: Some(attempt.lease.job.id),
+        reason: origin.as_ref().map(|origin| origin.how.clone()),
         ..NewReceipt {
             id: ReceiptId::from_parts(millis(time), &tail(attempt, digest.as_bytes())),
-            event: Event::Sealed,
+            event: match origin {
+                None => Event::Sealed,
+                Some(_) => Event::Derived,
+            },
             actor: attempt.lease.job.submitter.clone(),
             replica: attempt.means.log.replica().clone(),
             time,
@@ -119,9 +139,52 @@ async fn register_one(
     Ok(SealedArtifact { id, digest, kind })
 }
 
+/// Signs a checkpoint's files for the public tool, and adds the signature to them.
+async fn sign_model(
+    attempt: &Arc<Attempt>,
+    manifest: &mut ArtifactManifest,
+) -> Result<(), JobError> {
+    manifest.files.retain(|file| file.path != MODEL_SIGNATURE);
+    let files = manifest.files.iter();
+    let resources = files
+        .map(|file| Resource {
+            name: file.path.clone(),
+            sha256: file.sha256,
+        })
+        .collect();
+    let model = manifest.model.clone();
+    let output = attempt
+        .blocking(move |attempt| {
+            let signed = attempt.means.model_signer.sign(&model, resources);
+            let text =
+                signed.map_err(|error| JobError::refused("sealer-failed", error.to_string()))?;
+            let on_disk = attempt.folder.join(MODEL_SIGNATURE);
+            std::fs::write(&on_disk, &text)?;
+            Ok(OutputFile {
+                stage: MODEL_SIGNATURE,
+                number: 0,
+                on_disk,
+                written: WrittenFile {
+                    path: MODEL_SIGNATURE.to_owned(),
+                    bytes: text.len() as u64,
+                    sha256: Sha256Digest::new(Sha256::digest(&text).into()),
+                },
+                detail: serde_json::Value::Object(serde_json::Map::new()),
+                keep: false,
+            })
+        })
+        .await?;
+    let file = attempt.store(output).await?;
+    let at = manifest
+        .files
+        .partition_point(|other| other.path < file.path);
+    manifest.files.insert(at, file);
+    Ok(())
+}
+
 fn blank(
     attempt: &Attempt,
-    key: &KeyFacts,
+    key: &KeyRef,
     resume: &Resume,
     seal: &SealRecord,
     kind: ArtifactKind,
@@ -143,7 +206,7 @@ fn blank(
     }
 }
 
-fn seal_record(attempt: &Attempt, report: &SealReport) -> Result<SealRecord, JobError> {
+fn seal_record(order: &SealOrder, report: &SealReport) -> Result<SealRecord, JobError> {
     let metadata: serde_json::Value = serde_json::from_str(&report.metadata)
         .map_err(|error| JobError::refused("sealer-failed", error.to_string()))?;
     let architecture = metadata
@@ -152,9 +215,9 @@ fn seal_record(attempt: &Attempt, report: &SealReport) -> Result<SealRecord, Job
         .and_then(serde_json::Value::as_str)
         .unwrap_or_default();
     Ok(SealRecord {
-        scheme: attempt.order.scheme.name().to_owned(),
-        transform: attempt.order.transform.name().to_owned(),
-        lock: attempt.order.lock_name(),
+        scheme: order.scheme.name().to_owned(),
+        transform: order.transform.name().to_owned(),
+        lock: lock_name(order.lock),
         lock_table_digest: report.lock_table,
         architecture: architecture.to_owned(),
     })

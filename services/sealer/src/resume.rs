@@ -1,5 +1,6 @@
 //! What a later attempt of a job goes on with.
 
+use api::v1::Lock;
 use identifiers::Sha256Digest;
 use registry_domain::{DurableFile, ManifestFile};
 use sealing::SealedShard;
@@ -8,6 +9,8 @@ use shard_identity::ShardManifest;
 use weight_lock::{Entry, Format};
 
 use crate::failure::JobError;
+use crate::job::Terms;
+use crate::order::{SealOrder, lock_message};
 
 /// Settled by a job's first attempt: a retry makes the same bytes of the same source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +24,21 @@ pub struct Resume {
     /// Of the container.
     #[serde(with = "salt")]
     pub container_salt: [u8; 16],
+}
+
+impl Resume {
+    /// What the job asks of a grant.
+    pub fn terms(&self, order: &SealOrder) -> Terms {
+        Terms {
+            source: self.source.aggregate(),
+            scheme: order.scheme_message(),
+            transform: order.transform_message(),
+            lock: lock_message(order.lock),
+            unlock: Lock::Unspecified,
+            blob_salt: Some(self.blob_salt),
+            container_salt: order.container.then_some(self.container_salt),
+        }
+    }
 }
 
 /// What [`DurableFile::detail`] holds for a shard: the entries of its lock record, as tensor,

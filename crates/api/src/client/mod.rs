@@ -1,5 +1,6 @@
 //! Connections to services: mutual TLS to a server of an expected role, deadlines, bounded retry.
 
+mod blob;
 mod deadline;
 mod retry;
 
@@ -21,6 +22,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Channel, Endpoint, Uri};
 use workload_identity::{Identity, tls_refusal};
 
+pub use blob::ReadBlobError;
 pub use deadline::Deadline;
 pub use retry::{Retry, is_transient};
 

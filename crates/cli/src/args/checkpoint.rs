@@ -118,7 +118,14 @@ pub enum CatalogCommand {
 pub struct CatalogWriteArgs {
     /// The sealed folder.
     pub folder: PathBuf,
-    /// The model's name.
+    #[command(flatten)]
+    pub entry: CatalogEntryArgs,
+}
+
+/// What a catalog says about a published model.
+#[derive(Debug, Args)]
+pub struct CatalogEntryArgs {
+    /// The model's name in the catalog.
     #[arg(long)]
     pub name: String,
     /// Repository of the base.

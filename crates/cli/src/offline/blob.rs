@@ -4,6 +4,7 @@ use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, bail};
 use jlm::Span;
@@ -14,8 +15,8 @@ use trusted_blob::{BlobOpener, Payload};
 
 use super::spans::ContainerFile;
 use crate::args::{BlobCommand, KeyArgs};
-use crate::audit::parent;
-use crate::files;
+use crate::files::{self, parent};
+use crate::offline::interruptible;
 use crate::outcome::{Outcome, heading, table};
 
 /// Runs a command.
@@ -132,6 +133,10 @@ fn open_chunks(blob: &ContainerFile, opener: &BlobOpener, payload: &mut Vec<u8>)
 fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
     files::refuse_existing(output)?;
     let payload = open(file, key)?;
+    interruptible(|cancel| write(&payload, output, cancel))
+}
+
+fn write(payload: &Payload, output: &Path, cancel: &AtomicBool) -> Result<Outcome> {
     let staged = tempfile::Builder::new()
         .prefix(".blob-")
         .permissions(fs::Permissions::from_mode(0o700))
@@ -139,10 +144,13 @@ fn extract(file: &Path, output: &Path, key: &KeyArgs) -> Result<Outcome> {
         .with_context(|| format!("cannot write beside {}", output.display()))?;
     for (path, bytes) in payload.files() {
         write_private(staged.path(), path, bytes)?;
+        if cancel.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
     }
-    let view = BlobView::of(&payload);
+    let view = BlobView::of(payload);
     if !view.tensors.is_empty() {
-        write_private(staged.path(), TENSORS, &tensors(&payload)?)?;
+        write_private(staged.path(), TENSORS, &tensors(payload)?)?;
     }
     fs::rename(staged.path(), output)
         .with_context(|| format!("cannot write {}", output.display()))?;

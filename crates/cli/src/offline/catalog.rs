@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use anyhow::{Context as _, Result};
-use sealing::CatalogEntry;
+use sealing::{CATALOG_MANIFEST, CatalogEntry};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
@@ -31,19 +31,19 @@ struct ManifestView {
 
 fn write(arguments: &CatalogWriteArgs) -> Result<Outcome> {
     let entry = CatalogEntry {
-        name: arguments.name.clone(),
-        repo_id: arguments.repo_id.clone(),
-        revision: arguments.revision.clone(),
-        license: arguments.license.clone(),
-        modality: arguments.modality.clone(),
-        client: arguments.client,
-        key_version: arguments.key_version,
-        kllm: arguments.kllm.clone(),
-        embargo_days: arguments.embargo_days,
-        gated: arguments.gated,
+        name: arguments.entry.name.clone(),
+        repo_id: arguments.entry.repo_id.clone(),
+        revision: arguments.entry.revision.clone(),
+        license: arguments.entry.license.clone(),
+        modality: arguments.entry.modality.clone(),
+        client: arguments.entry.client,
+        key_version: arguments.entry.key_version,
+        kllm: arguments.entry.kllm.clone(),
+        embargo_days: arguments.entry.embargo_days,
+        gated: arguments.entry.gated,
     };
     let text = sealing::catalog_manifest(&arguments.folder, &entry)?;
-    let path = arguments.folder.join("kllm-manifest.json");
+    let path = arguments.folder.join(CATALOG_MANIFEST);
     let mut file = StagedFile::create(&path)?;
     file.writer()
         .write_all(text.as_bytes())

@@ -3,8 +3,6 @@
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use checkpoint::{Root, WrittenFile};
@@ -17,13 +15,12 @@ use sealing::{
 use serde::Serialize;
 use service_runtime::{Randomness, SystemRandomness};
 use sha2::{Digest as _, Sha256};
-use tokio::signal::unix::{SignalKind, signal};
 use weight_lock::Version;
 use weight_transform::Transform;
 
 use crate::args::{CheckpointCommand, CheckpointSealArgs, LockArg, TransformArg};
 use crate::files;
-use crate::offline::catalog;
+use crate::offline::{catalog, interruptible};
 use crate::outcome::{Outcome, bytes, table};
 use crate::progress;
 
@@ -474,29 +471,6 @@ fn watched<T>(what: &str, total: u64, work: impl FnOnce(&Monitor<'_>) -> Result<
         bar.finish_and_clear();
         result
     })
-}
-
-/// Runs work that an interrupt or SIGTERM asks to stop and does not end, so that it can clean up.
-pub(super) fn interruptible<T>(work: impl FnOnce(&AtomicBool) -> Result<T>) -> Result<T> {
-    static CANCEL: AtomicBool = AtomicBool::new(false);
-    let signals = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("no async runtime")?;
-    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-        // Caught from here on: the work has not begun.
-        let _runtime = signals.enter();
-        let mut caught = signal(kind).context("no signal handler")?;
-        signals.spawn(async move {
-            if caught.recv().await.is_some() {
-                CANCEL.store(true, Ordering::Relaxed);
-            }
-        });
-    }
-    let result = work(&CANCEL);
-    signals.shutdown_timeout(Duration::ZERO);
-    result
 }
 
 /// Bytes of the weights in a folder and in a pipeline's folders, for a bar; 0 when it cannot be told.

@@ -7,7 +7,7 @@ use checkpoint::{Checkpoint, Root, Shard as ShardFile};
 use shard_identity::{Shard, ShardManifest};
 
 use crate::args::IdentityCommand;
-use crate::audit::parent;
+use crate::files::parent;
 use crate::outcome::Outcome;
 use crate::progress;
 

@@ -71,7 +71,10 @@ pub fn config(service: Workload, inputs: &Inputs<'_>) -> Result<Table> {
             config.insert("source_roots".to_owned(), Value::Array(roots?));
             config.insert("work_dir".to_owned(), path(&state_dir.join("work"))?);
             config.insert("state_dir".to_owned(), path(&state_dir)?);
-            let keys = [("receipts", path(&inputs.keys.receipts(service))?)];
+            let keys = [
+                ("receipts", path(&inputs.keys.receipts(service))?),
+                ("model_signing", path(&inputs.keys.model_signing)?),
+            ];
             config.insert("keys".to_owned(), table(keys));
         }
         Workload::InferenceNode => {

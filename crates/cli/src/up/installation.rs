@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use ed25519_dalek::SigningKey;
 use identifiers::SpiffeId;
+use receipt::ModelSigner;
 use secret::Secret;
 use service_runtime::trust::{CapabilityKey, PublicKey, Signer};
-use service_runtime::{Randomness, SystemRandomness, TrustFile, read_signing_key};
+use service_runtime::{Randomness, SystemRandomness, TrustFile, read_key, read_signing_key};
 use tlog::NoteSigner;
 
 use super::certificates::{self, NAME, TRUST_DOMAIN};
@@ -31,6 +32,8 @@ pub struct KeyPaths {
     pub capability: PathBuf,
     /// Signs checkpoints.
     pub log: PathBuf,
+    /// Signs sealed checkpoints for the public tool.
+    pub model_signing: PathBuf,
     receipts: PathBuf,
 }
 
@@ -43,6 +46,7 @@ impl KeyPaths {
             import: keys.join("import.key"),
             capability: keys.join("capability.key"),
             log: keys.join("log.key"),
+            model_signing: keys.join("model-signing.key"),
             receipts: keys,
         }
     }
@@ -57,9 +61,11 @@ impl KeyPaths {
 /// Makes what is missing and gives the context, which is written too.
 pub fn prepare(layout: &Layout, postgres: &Postgres, source_roots: &[PathBuf]) -> Result<Context> {
     let keys = KeyPaths::of(layout);
-    for path in [&keys.root, &keys.import, &keys.capability, &keys.log] {
+    let own = [&keys.root, &keys.import, &keys.capability, &keys.log];
+    for path in own.into_iter().chain([&keys.model_signing]) {
         make_key(path)?;
     }
+    write(&layout.model_signing(), &model_signing_key(&keys)?)?;
     for service in SIGNERS {
         make_key(&keys.receipts(service))?;
     }
@@ -114,6 +120,15 @@ fn make_key(path: &Path) -> Result<()> {
     }
     let key = Secret::<32>::fill_with(|bytes| SystemRandomness.fill(bytes));
     write_new_private(path, key.expose())
+}
+
+/// The public key of what signs sealed checkpoints, in PEM.
+fn model_signing_key(keys: &KeyPaths) -> Result<String> {
+    let path = &keys.model_signing;
+    let scalar = Secret::<32>::try_fill_with(|bytes| read_key(path, bytes))?;
+    let signer = ModelSigner::from_bytes(scalar.expose());
+    let signer = signer.with_context(|| format!("{} is no P-256 key", path.display()))?;
+    Ok(signer.public_key()?)
 }
 
 fn trust(keys: &KeyPaths) -> Result<TrustFile> {

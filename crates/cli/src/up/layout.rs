@@ -73,6 +73,11 @@ impl Layout {
             .join(format!("{}.toml", service.binary()))
     }
 
+    /// The public key that verifies the `model.sig` of sealed checkpoints.
+    pub fn model_signing(&self) -> PathBuf {
+        self.folder("model-signing.pub")
+    }
+
     /// The release policy.
     pub fn policy(&self) -> PathBuf {
         self.folder("config").join("policy.toml")

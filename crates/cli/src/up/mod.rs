@@ -272,7 +272,7 @@ fn binaries(arguments: &UpArgs) -> Result<PathBuf> {
         Some(folder) => folder.clone(),
         None => {
             let own = std::env::current_exe().context("this program's path")?;
-            crate::audit::parent(&own).to_owned()
+            crate::files::parent(&own).to_owned()
         }
     };
     for service in Workload::ALL {

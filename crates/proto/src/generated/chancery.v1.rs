@@ -4,7 +4,7 @@ pub struct LoadModelRequest {
     /// A model name or an artifact digest.
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
-    /// Bytes of pages kept resident; 0 means the node's default.
+    /// Bytes of pages kept resident; 0 means the node's default, or that of a model that is loaded.
     #[prost(uint64, tag = "2")]
     pub budget_bytes: u64,
 }
@@ -295,7 +295,8 @@ pub mod inference_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Resolves, verifies, unlocks and opens a model. Idempotent: a loaded model is returned as it is.
+        /// Resolves, verifies, unlocks and opens a model. Idempotent: a loaded model is returned, with the
+        /// budget that is asked for.
         pub async fn load_model(
             &mut self,
             request: impl tonic::IntoRequest<super::LoadModelRequest>,
@@ -406,7 +407,8 @@ pub mod inference_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with InferenceServiceServer.
     #[async_trait]
     pub trait InferenceService: std::marker::Send + std::marker::Sync + 'static {
-        /// Resolves, verifies, unlocks and opens a model. Idempotent: a loaded model is returned as it is.
+        /// Resolves, verifies, unlocks and opens a model. Idempotent: a loaded model is returned, with the
+        /// budget that is asked for.
         async fn load_model(
             &self,
             request: tonic::Request<super::LoadModelRequest>,
@@ -865,6 +867,7 @@ pub struct OpenSealGrantRequest {
     pub source_aggregate: ::prost::alloc::string::String,
     #[prost(enumeration = "Scheme", tag = "5")]
     pub scheme: i32,
+    /// Unset for a job that changes a lock only: it gets no label of a transform.
     #[prost(enumeration = "Transform", tag = "6")]
     pub transform: i32,
     #[prost(enumeration = "Lock", tag = "7")]
@@ -875,6 +878,9 @@ pub struct OpenSealGrantRequest {
     /// Salt of the sealed container, 16 bytes; empty when none is written.
     #[prost(bytes = "vec", tag = "9")]
     pub container_salt: ::prost::alloc::vec::Vec<u8>,
+    /// The lock that the job takes off, if it does.
+    #[prost(enumeration = "Lock", tag = "10")]
+    pub unlock: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SealGrant {
@@ -2572,28 +2578,75 @@ pub mod key_service_server {
 pub struct SubmitSealJobRequest {
     #[prost(string, tag = "1")]
     pub request_id: ::prost::alloc::string::String,
-    /// A checkpoint directory, relative to one of the sealer's configured source roots.
+    /// SEAL: a checkpoint directory, relative to one of the sealer's configured source roots.
+    /// VERIFY: the base, a directory likewise.
     #[prost(string, tag = "2")]
     pub source: ::prost::alloc::string::String,
-    /// The model's name in the registry: 1 to 128 of A-Z a-z 0-9 . - _
+    /// The name that what the job makes gets in the registry: 1 to 128 of A-Z a-z 0-9 . - _
+    /// Empty for VERIFY and CHECK, which make nothing.
     #[prost(string, tag = "3")]
     pub model: ::prost::alloc::string::String,
-    /// A key id or a name.
+    /// SEAL: a key id or a name.
     #[prost(string, tag = "4")]
     pub key: ::prost::alloc::string::String,
+    /// SEAL.
     #[prost(enumeration = "Transform", tag = "5")]
     pub transform: i32,
+    /// SEAL.
     #[prost(enumeration = "Lock", tag = "6")]
     pub lock: i32,
+    /// SEAL.
     #[prost(enumeration = "Scheme", tag = "7")]
     pub scheme: i32,
-    /// Which artifacts to write; at least one.
+    /// SEAL: which artifacts to write; at least one.
     #[prost(bool, tag = "8")]
     pub checkpoint: bool,
     #[prost(bool, tag = "9")]
     pub container: bool,
     #[prost(enumeration = "ContainerType", tag = "10")]
     pub container_type: i32,
+    #[prost(enumeration = "JobOperation", tag = "11")]
+    pub operation: i32,
+    /// Every operation but SEAL: `sha256:` and hex, the manifest digest of a checkpoint artifact.
+    #[prost(string, tag = "12")]
+    pub artifact_digest: ::prost::alloc::string::String,
+    /// UNLOCK: only this tensor; in a pipeline `FOLDER/NAME`.
+    #[prost(string, tag = "13")]
+    pub tensor: ::prost::alloc::string::String,
+    /// VERIFY: largest difference of a value that the transform computes, in units of the last place.
+    #[prost(uint32, tag = "14")]
+    pub ulps: u32,
+    /// CATALOG.
+    #[prost(message, optional, tag = "15")]
+    pub catalog: ::core::option::Option<CatalogEntry>,
+}
+/// What a catalog says about a published model.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CatalogEntry {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// Repository, revision and licence of the base.
+    #[prost(string, tag = "2")]
+    pub repo_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub revision: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub license: ::prost::alloc::string::String,
+    /// For example `text`.
+    #[prost(string, tag = "5")]
+    pub modality: ::prost::alloc::string::String,
+    /// Published for client-keyed serving.
+    #[prost(bool, tag = "6")]
+    pub client: bool,
+    #[prost(uint32, tag = "7")]
+    pub key_version: u32,
+    /// Version of the kLLM tools that read the directory.
+    #[prost(string, tag = "8")]
+    pub kllm: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "9")]
+    pub embargo_days: u32,
+    #[prost(bool, tag = "10")]
+    pub gated: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SealJob {
@@ -2626,9 +2679,23 @@ pub struct SealJob {
     /// How many times the job was leased.
     #[prost(uint32, tag = "12")]
     pub attempts: u32,
-    /// What happened to each file of the source.
+    /// What happened to each file of the source, or of the artifact.
     #[prost(message, repeated, tag = "13")]
     pub files: ::prost::alloc::vec::Vec<FileOutcome>,
+    /// Set when a VERIFY or CHECK job succeeded.
+    #[prost(message, optional, tag = "14")]
+    pub comparison: ::core::option::Option<Comparison>,
+}
+/// What a comparison saw that found no difference.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Comparison {
+    #[prost(uint64, tag = "1")]
+    pub tensors: u64,
+    #[prost(uint64, tag = "2")]
+    pub files: u64,
+    /// The largest difference of a value, in units of the last place.
+    #[prost(uint64, tag = "3")]
+    pub largest_ulps: u64,
 }
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct SealProgress {
@@ -2766,6 +2833,60 @@ impl ContainerType {
         }
     }
 }
+/// What a job does. Every operation but SEAL works on a registered checkpoint artifact, whose
+/// manifest and files are verified first, under the key that the artifact was sealed under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum JobOperation {
+    /// As SEAL.
+    Unspecified = 0,
+    /// Seals a source.
+    Seal = 1,
+    /// Registers a copy with lock v2 of an artifact with lock v1.
+    Relock = 2,
+    /// Registers a copy without the lock, of the whole artifact or of one tensor.
+    Unlock = 3,
+    /// Registers what an untrusted machine may have: no trusted blob, no tokenizer, no lock.
+    CloudExport = 4,
+    /// Compares the artifact with its base. The job fails when they differ.
+    Verify = 5,
+    /// Reads every stored file and compares it with the manifest. The job fails when one differs.
+    Check = 6,
+    /// Registers the artifact with a catalog manifest, `kllm-manifest.json`.
+    Catalog = 7,
+}
+impl JobOperation {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "JOB_OPERATION_UNSPECIFIED",
+            Self::Seal => "JOB_OPERATION_SEAL",
+            Self::Relock => "JOB_OPERATION_RELOCK",
+            Self::Unlock => "JOB_OPERATION_UNLOCK",
+            Self::CloudExport => "JOB_OPERATION_CLOUD_EXPORT",
+            Self::Verify => "JOB_OPERATION_VERIFY",
+            Self::Check => "JOB_OPERATION_CHECK",
+            Self::Catalog => "JOB_OPERATION_CATALOG",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_OPERATION_UNSPECIFIED" => Some(Self::Unspecified),
+            "JOB_OPERATION_SEAL" => Some(Self::Seal),
+            "JOB_OPERATION_RELOCK" => Some(Self::Relock),
+            "JOB_OPERATION_UNLOCK" => Some(Self::Unlock),
+            "JOB_OPERATION_CLOUD_EXPORT" => Some(Self::CloudExport),
+            "JOB_OPERATION_VERIFY" => Some(Self::Verify),
+            "JOB_OPERATION_CHECK" => Some(Self::Check),
+            "JOB_OPERATION_CATALOG" => Some(Self::Catalog),
+            _ => None,
+        }
+    }
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ArtifactKind {
@@ -2838,7 +2959,8 @@ pub mod seal_service_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Seal jobs. Roles: platform and operator.
+    /// Jobs over checkpoints: sealing a source, and what is done with a sealed checkpoint afterwards.
+    /// Roles: platform and operator.
     #[derive(Debug, Clone)]
     pub struct SealServiceClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -3077,7 +3199,8 @@ pub mod seal_service_server {
             request: tonic::Request<super::CancelSealJobRequest>,
         ) -> std::result::Result<tonic::Response<super::SealJob>, tonic::Status>;
     }
-    /// Seal jobs. Roles: platform and operator.
+    /// Jobs over checkpoints: sealing a source, and what is done with a sealed checkpoint afterwards.
+    /// Roles: platform and operator.
     #[derive(Debug)]
     pub struct SealServiceServer<T> {
         inner: Arc<T>,

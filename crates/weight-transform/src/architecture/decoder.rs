@@ -120,6 +120,7 @@ impl Decoder {
         let quantization = Quantization::of(config)?;
         if quantization.is_fp8() && transform == Transform::Orth {
             return Err(PlanError::PermOnly {
+                field: "quantization_config",
                 what: "an FP8 checkpoint".to_owned(),
             });
         }

@@ -102,7 +102,13 @@ impl World {
         };
         world.write("trust.toml", world.trust.to_toml().as_bytes());
         world.write("policy.toml", b"version = 1\n");
-        for (name, seed) in [("log", 99), ("root", 7), ("import", 8), ("capability", 9)] {
+        for (name, seed) in [
+            ("log", 99),
+            ("root", 7),
+            ("import", 8),
+            ("capability", 9),
+            ("model-signing", 10),
+        ] {
             world.write(&format!("{name}.key"), &[seed; 32]);
         }
         for role in [Role::Registry, Role::Sealer, Role::KeyService] {
@@ -221,6 +227,7 @@ impl World {
             trust: self.path("trust.toml"),
             keys: sealer::KeyFiles {
                 receipts: self.path("sealer.receipts.key"),
+                model_signing: self.path("model-signing.key"),
             },
             source_roots: vec![self.path("sources")],
             work_dir: self.path("work"),
