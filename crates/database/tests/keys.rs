@@ -46,6 +46,7 @@ fn new_grant(job: u8, fence: u64, key_id: KeyId, source: u8) -> NewGrant {
             scheme: "l1".to_owned(),
             transform: "perm".to_owned(),
             lock: "v2".to_owned(),
+            unlock: "none".to_owned(),
             blob_salt: Some([1; 16]),
             container_salt: None,
         },

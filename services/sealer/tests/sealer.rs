@@ -28,6 +28,7 @@ fn request(number: u8) -> v1::SubmitSealJobRequest {
         checkpoint: true,
         container: true,
         container_type: v1::ContainerType::Native.into(),
+        ..Default::default()
     }
 }
 

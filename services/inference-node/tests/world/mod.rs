@@ -495,6 +495,7 @@ impl Sealing {
             lock: Lock::None.into(),
             blob_salt: Vec::new(),
             container_salt: parameters.salt.to_vec(),
+            unlock: Lock::Unspecified.into(),
         };
         let grant = grants.open(request).await.unwrap();
         let ids = container
