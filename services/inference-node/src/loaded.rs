@@ -225,6 +225,7 @@ impl Loaded {
         let stats = self.stats();
         let total = stats.total();
         let closed = self.closed();
+        let budget_bytes = self.state().budget;
         let state = match closed {
             None => v1::ModelState::Ready,
             Some(_) => v1::ModelState::Revoked,
@@ -236,7 +237,7 @@ impl Loaded {
             architecture: manifest.seal.architecture.clone(),
             blocks: self.facts.blocks,
             page_bytes: self.facts.page_bytes,
-            budget_bytes: self.state().budget,
+            budget_bytes,
             dense_bytes: self.facts.dense_bytes,
             state: state.into(),
             message: closed.map(|why| why.to_string()).unwrap_or_default(),
