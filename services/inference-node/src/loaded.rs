@@ -69,8 +69,6 @@ impl Lease {
 struct State {
     open: Option<Arc<Open>>,
     lease: Lease,
-    /// Bytes of pages kept resident at most.
-    budget: u64,
     closed: Option<Closed>,
     sessions: Vec<Weak<AtomicBool>>,
     /// What the pager had done when it was closed.
@@ -99,7 +97,6 @@ impl Loaded {
             token,
             stop,
             state: Mutex::new(State {
-                budget: open.budget_bytes,
                 open: Some(Arc::new(open)),
                 lease,
                 closed: None,
@@ -150,9 +147,7 @@ impl Loaded {
             let asked = budget;
             return Err(NodeError::Budget { asked, minimum });
         }
-        open.pager.set_budget(budget)?;
-        self.state().budget = budget;
-        Ok(())
+        Ok(open.pager.set_budget(budget)?)
     }
 
     /// Takes a renewed capability into use.
@@ -186,15 +181,17 @@ impl Loaded {
                     session.store(true, Ordering::Relaxed);
                 }
             }
-            state.open.take()
+            let open = state.open.take();
+            if let Some(open) = &open {
+                state.last = open.pager.stats();
+                state.last.resident = 0;
+            }
+            open
         };
         self.stop.cancel();
         let Some(open) = open else { return true };
         open.keys.clear();
         open.pager.revoke();
-        let mut last = open.pager.stats();
-        last.resident = 0;
-        self.state().last = last;
         let name = self.name().to_owned();
         let dropped = tokio::task::spawn_blocking(move || {
             if !open.pager.wait_released(RELEASE) {
@@ -225,7 +222,6 @@ impl Loaded {
         let stats = self.stats();
         let total = stats.total();
         let closed = self.closed();
-        let budget_bytes = self.state().budget;
         let state = match closed {
             None => v1::ModelState::Ready,
             Some(_) => v1::ModelState::Revoked,
@@ -237,7 +233,7 @@ impl Loaded {
             architecture: manifest.seal.architecture.clone(),
             blocks: self.facts.blocks,
             page_bytes: self.facts.page_bytes,
-            budget_bytes,
+            budget_bytes: stats.budget,
             dense_bytes: self.facts.dense_bytes,
             state: state.into(),
             message: closed.map(|why| why.to_string()).unwrap_or_default(),

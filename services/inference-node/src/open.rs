@@ -27,7 +27,6 @@ pub(crate) struct Open {
     /// The chat template, or why there is none.
     pub template: Result<ChatTemplate, String>,
     pub page_bytes: u64,
-    pub budget_bytes: u64,
 }
 
 /// The dense region in the clear, wiped when dropped.
@@ -103,7 +102,6 @@ pub(crate) fn open(
         tokenizer,
         template,
         page_bytes,
-        budget_bytes: budget,
     })
 }
 
