@@ -191,6 +191,62 @@ fn another_key_is_refused_and_nothing_is_left_behind() {
 }
 
 #[test]
+fn an_output_inside_its_source_is_refused() {
+    let folder = Folder::new();
+    let key = folder.key();
+    let source = folder.path("source");
+    fs::create_dir(&source).unwrap();
+    for entry in fs::read_dir(MODEL).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), source.join(entry.file_name())).unwrap();
+    }
+    let seal = |source: &str, output: &str| {
+        [
+            "checkpoint",
+            "seal",
+            source,
+            "-o",
+            output,
+            "--key",
+            text(&key),
+            "--transform",
+            "perm",
+            "--lock",
+            "v2",
+        ]
+        .map(str::to_owned)
+    };
+    let unlock = |source: &str, output: &str| {
+        [
+            "checkpoint",
+            "unlock",
+            source,
+            "-o",
+            output,
+            "--key",
+            text(&key),
+        ]
+        .map(str::to_owned)
+    };
+    let sealed = folder.path("sealed");
+    let arguments = seal(text(&source), text(&sealed));
+    done(&arguments.each_ref().map(String::as_str));
+
+    let link = folder.path("link");
+    std::os::unix::fs::symlink(&source, &link).unwrap();
+    let inside = [source.join("sealed"), link.join("sealed")];
+    for output in &inside {
+        let arguments = seal(text(&source), text(output));
+        let reason = refused(&arguments.each_ref().map(String::as_str));
+        assert!(reason.contains("in the directory that is read"), "{reason}");
+    }
+    let arguments = unlock(text(&sealed), text(&sealed.join("open")));
+    let reason = refused(&arguments.each_ref().map(String::as_str));
+    assert!(reason.contains("in the directory that is read"), "{reason}");
+    assert!(!source.join("sealed").exists() && !sealed.join("open").exists());
+}
+
+#[test]
 fn a_container_is_converted_sealed_and_opened() {
     let folder = Folder::new();
     let (key, plain) = (folder.key(), folder.path("model.jlm"));
