@@ -1,41 +1,79 @@
-//! Packing against a copy of the same bytes.
+//! `cargo bench -p jlm`: packing and unpacking against a copy of as many bytes, as ratios of the best
+//! times in one run.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a bench measures time, prints and fails loudly"
+)]
 
 use std::hint::black_box;
+use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use jlm::{DType, PlaneBytesMut, Sheet};
+use jlm::{DType, PlaneBytes, PlaneBytesMut, Sheet};
 
-fn packing(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("pack");
-    let (k, rows) = (4096, 4096);
-    for dtype in [DType::Q4S, DType::Q8, DType::Q6S, DType::Q4] {
-        let length = dtype.source_bytes(k, rows).expect("k is whole blocks") as usize;
-        let source: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
-        let lens = dtype.planes(k, rows).expect("k is whole blocks").as_array();
-        let mut planes = lens.map(|len| vec![0; len as usize]);
-        let sheet = Sheet {
-            dtype,
-            k: k as usize,
-            rows: rows as usize,
-        };
-        group.throughput(Throughput::Bytes(length as u64));
-        group.bench_function(BenchmarkId::new("pack", dtype.name()), |bencher| {
-            bencher.iter(|| {
-                let [qs, d, sc] = &mut planes;
-                sheet.pack(black_box(&source), PlaneBytesMut { qs, d, sc })
-            });
-        });
-        let mut copy = vec![0; length];
-        group.bench_function(BenchmarkId::new("memcpy", dtype.name()), |bencher| {
-            bencher.iter(|| black_box(&mut copy).copy_from_slice(black_box(&source)));
-        });
+/// A matrix of an 8B model's attention, which caches hold in part, and one of a 70B model's
+/// feed-forward part, which they do not.
+const SHAPES: [(usize, usize); 2] = [(4096, 4096), (8192, 28672)];
+const ROUNDS: usize = 15;
+
+fn main() {
+    println!("GB/s of source bytes, best of {ROUNDS}; in brackets the ratio to memcpy");
+    for (k, rows) in SHAPES {
+        println!("{k} x {rows}        memcpy          pack        unpack");
+        let packed = DType::ALL.into_iter().filter(|t| t.packed().is_some());
+        packed.for_each(|dtype| measure(Sheet { dtype, k, rows }));
     }
-    group.finish();
 }
 
-criterion_group! {
-    name = benches;
-    config = Criterion::default().sample_size(10);
-    targets = packing
+fn measure(sheet: Sheet) {
+    let (k, rows) = (sheet.k as u64, sheet.rows as u64);
+    let length = sheet.dtype.source_bytes(k, rows).unwrap() as usize;
+    // No byte is 0 or 255, which MXFP4 refuses as an exponent.
+    let source: Vec<u8> = (0..length).map(|i| (i * 31 % 241) as u8 + 7).collect();
+    let mut planes = sheet
+        .dtype
+        .planes(k, rows)
+        .unwrap()
+        .as_array()
+        .map(|len| vec![1; len as usize]);
+    let (mut copy, mut back) = (vec![1; length], vec![1; length]);
+    let mut best = [Duration::MAX; 3];
+    for _ in 0..ROUNDS {
+        let times = [
+            timed(|| black_box(&mut copy).copy_from_slice(black_box(&source))),
+            timed(|| {
+                let [qs, d, sc] = &mut planes;
+                sheet
+                    .pack(black_box(&source), PlaneBytesMut { qs, d, sc })
+                    .unwrap();
+            }),
+            timed(|| {
+                let [qs, d, sc] = &planes;
+                sheet
+                    .unpack(black_box(PlaneBytes { qs, d, sc }), &mut back)
+                    .unwrap();
+            }),
+        ];
+        best = std::array::from_fn(|i| best[i].min(times[i]));
+    }
+    assert!(back == source, "unpacking undoes packing");
+    let rate = |time: Duration| length as f64 / time.as_secs_f64() / 1e9;
+    let ratio = |time: Duration| best[0].as_secs_f64() / time.as_secs_f64();
+    println!(
+        "{:>6} {:>18.2} {:>7.2} ({:.2}) {:>7.2} ({:.2})",
+        sheet.dtype.ggml().0,
+        rate(best[0]),
+        rate(best[1]),
+        ratio(best[1]),
+        rate(best[2]),
+        ratio(best[2]),
+    );
 }
-criterion_main!(benches);
+
+fn timed(work: impl FnOnce()) -> Duration {
+    let start = Instant::now();
+    work();
+    start.elapsed()
+}

@@ -1,8 +1,9 @@
 //! Source blocks to planes and back (spec: container, B.6).
 
-use crate::block::{self, MAX_WORDS, Words};
+use crate::block::{self, MAX_COLUMNS};
 use crate::dtype::{DType, PackedFormat};
 use crate::error::JlmError;
+use crate::lanes::{Column, Level, Stack, TILE};
 
 /// The three planes of a sheet, to be read.
 #[derive(Debug, Clone, Copy)]
@@ -48,23 +49,68 @@ impl Sheet {
         };
         let lens = self.check(&format, planes.qs.len(), planes.d.len(), planes.sc.len())?;
         check_len(source.len(), lens)?;
+        let stream = planes.qs.len() >= STREAMED;
+        self.pack_at(Level::detect(), stream, source, planes)
+    }
+
+    fn pack_at(
+        &self,
+        level: Level,
+        stream: bool,
+        source: &[u8],
+        planes: PlaneBytesMut<'_>,
+    ) -> Result<(), JlmError> {
+        let Some(format) = self.dtype.packed() else {
+            return Ok(());
+        };
         let shape = Shape::new(self, &format);
-        planes.d.fill(0);
-        planes.sc.fill(0);
-        let mut tile = [[0; MAX_WORDS]; TILE];
-        for first in (0..self.rows).step_by(TILE) {
-            let rows = TILE.min(self.rows - first);
-            for at in 0..shape.blocks {
-                for (row, words) in tile[..rows].iter_mut().enumerate() {
-                    let ordinal = (first + row) * shape.blocks + at;
-                    let from = ordinal * shape.block_bytes;
-                    let bytes = &source[from..from + shape.block_bytes];
-                    block::to_words(self.dtype, bytes, words);
-                    self.pack_scales(bytes, first + row, at, planes.d, planes.sc)
-                        .map_err(|reason| self.refuse(ordinal, reason))?;
-                }
-                shape.store(&tile[..rows], first, at, planes.qs);
+        let PlaneBytesMut { qs, d, sc } = planes;
+        let (sc_columns, d_columns) = block::scale_columns(self.dtype);
+        if d_columns == 0 {
+            d.fill(0);
+        }
+        let mut tile = [Column([0; TILE]); MAX_COLUMNS];
+        for (stack, first, at) in shape.tiles() {
+            let bytes = &source[(first * shape.blocks + at) * shape.block_bytes..];
+            level.turn(self.dtype, bytes, stack, &mut tile);
+            if self.dtype == DType::Mx4 {
+                self.pack_exponents(bytes, stack, (first, at), d)
+                    .map_err(|(row, reason)| {
+                        self.refuse((first + row) * shape.blocks + at, reason)
+                    })?;
             }
+            let (payload, scales) = tile.split_at_mut(shape.block_words);
+            let (sc_tile, d_tile) = scales.split_at_mut(sc_columns);
+            for (plane, columns) in [(&mut *qs, payload), (&mut *sc, sc_tile)] {
+                let words = columns.len();
+                for (w, column) in columns.iter().enumerate() {
+                    let from = 4 * ((at * words + w) * self.rows + first);
+                    let run = &mut plane[from..from + 4 * stack.rows];
+                    level.write_run(&column.0[..stack.rows], run, stream);
+                }
+            }
+            if d_columns > 0 {
+                let words = join(&mut d_tile[0].0[..stack.rows], shape.rows_per_d);
+                let from = self.d_word(first, at, shape.rows_per_d);
+                level.write_run(words, &mut d[from..from + 4 * words.len()], stream);
+            }
+        }
+        level.finish();
+        Ok(())
+    }
+
+    /// Puts MXFP4's exponents, a byte a row, to their places. An error names the row that is
+    /// refused, counted from `first`.
+    fn pack_exponents(
+        &self,
+        bytes: &[u8],
+        stack: Stack,
+        (first, at): (usize, usize),
+        d: &mut [u8],
+    ) -> Result<(), (usize, &'static str)> {
+        for (row, block) in bytes.chunks(stack.stride).take(stack.rows).enumerate() {
+            let byte = block::e8m0(block).map_err(|reason| (row, reason))?;
+            d[self.byte_slot(first + row, at)] = byte;
         }
         Ok(())
     }
@@ -77,64 +123,46 @@ impl Sheet {
         };
         let lens = self.check(&format, planes.qs.len(), planes.d.len(), planes.sc.len())?;
         check_len(out.len(), lens)?;
-        let shape = Shape::new(self, &format);
-        let mut words = [0; MAX_WORDS];
-        for row in 0..self.rows {
-            for at in 0..shape.blocks {
-                shape.load(planes.qs, row, at, &mut words);
-                let from = (row * shape.blocks + at) * shape.block_bytes;
-                let bytes = &mut out[from..from + shape.block_bytes];
-                block::from_words(self.dtype, &words, bytes);
-                self.unpack_scales(planes, row, at, bytes);
-            }
-        }
+        self.unpack_at(Level::detect(), planes, out);
         Ok(())
     }
 
-    /// The values of row `row`, in element order; `out` has `k` places.
-    ///
-    /// Arithmetic is the reference's: see B.6 of the container's spec.
-    pub fn dequantize_row(
-        &self,
-        planes: PlaneBytes<'_>,
-        row: usize,
-        out: &mut [f32],
-    ) -> Result<(), JlmError> {
-        check_len(out.len(), self.k)?;
-        if row >= self.rows {
-            return Err(JlmError::Model("a row past the sheet's last was asked for"));
-        }
+    fn unpack_at(&self, level: Level, planes: PlaneBytes<'_>, out: &mut [u8]) {
         let Some(format) = self.dtype.packed() else {
-            let width = self.dtype.value_bytes().unwrap_or(1) as usize;
-            check_len(planes.qs.len(), self.k * self.rows * width)?;
-            let bytes = &planes.qs[row * self.k * width..(row + 1) * self.k * width];
-            floats(self.dtype, bytes, out);
-            return Ok(());
+            return;
         };
-        self.check(&format, planes.qs.len(), planes.d.len(), planes.sc.len())?;
         let shape = Shape::new(self, &format);
-        let mut words: Words = [0; MAX_WORDS];
-        let mut elements = [0; 32];
-        let (sub, width) = (format.sub as usize, format.words() as usize);
-        for (at, values) in out.chunks_exact_mut(shape.block_elements).enumerate() {
-            shape.load(planes.qs, row, at, &mut words);
-            for (i, values) in values.chunks_exact_mut(sub).enumerate() {
-                block::elements(
-                    self.dtype,
-                    &words[i * width..(i + 1) * width],
-                    &mut elements,
-                );
-                let scale = self.scale(planes, row, at, i);
-                for (value, element) in values.iter_mut().zip(elements) {
-                    *value = scale.value(element);
+        let PlaneBytes { qs, d, sc } = planes;
+        let (sc_columns, d_columns) = block::scale_columns(self.dtype);
+        let mut tile = [Column([0; TILE]); MAX_COLUMNS];
+        for (stack, first, at) in shape.tiles() {
+            let (payload, scales) = tile.split_at_mut(shape.block_words);
+            let (sc_tile, d_tile) = scales.split_at_mut(sc_columns);
+            for (plane, columns) in [(qs, payload), (sc, sc_tile)] {
+                let words = columns.len();
+                for (w, column) in columns.iter_mut().enumerate() {
+                    let from = 4 * ((at * words + w) * self.rows + first);
+                    read_run(&plane[from..from + 4 * stack.rows], &mut column.0);
+                }
+            }
+            if d_columns > 0 {
+                let from = self.d_word(first, at, shape.rows_per_d);
+                let len = 4 * stack.rows.div_ceil(shape.rows_per_d);
+                read_run(&d[from..from + len], &mut d_tile[0].0);
+                part(&mut d_tile[0].0[..stack.rows], shape.rows_per_d);
+            }
+            let bytes = &mut out[(first * shape.blocks + at) * shape.block_bytes..];
+            level.turn_back(self.dtype, &tile, stack, bytes);
+            if self.dtype == DType::Mx4 {
+                for (row, block) in bytes.chunks_mut(stack.stride).take(stack.rows).enumerate() {
+                    block[0] = d[self.byte_slot(first + row, at)].saturating_add(1);
                 }
             }
         }
-        Ok(())
     }
 
     /// Checks the planes' lengths; gives the source's.
-    fn check(
+    pub(crate) fn check(
         &self,
         format: &PackedFormat,
         qs: usize,
@@ -159,256 +187,92 @@ impl Sheet {
         }
     }
 
-    fn pack_scales(
-        &self,
-        block: &[u8],
-        row: usize,
-        at: usize,
-        d: &mut [u8],
-        sc: &mut [u8],
-    ) -> Result<(), &'static str> {
-        let half = |at: usize| [block[at], block[at + 1]];
-        match self.dtype {
-            DType::Q4 | DType::Q8 | DType::Q5 => {
-                let slot = self.d_word(row, at, 2) + 2 * (row % 2);
-                d[slot..slot + 2].copy_from_slice(&half(0));
-            }
-            DType::Mx4 => d[self.d_word(row, at, 4) + row % 4] = e8m0(block)?,
-            DType::Q51 => {
-                let slot = self.d_word(row, at, 1);
-                d[slot..slot + 2].copy_from_slice(&half(0));
-                d[slot + 2..slot + 4].copy_from_slice(&[block[2], block[3] ^ 0x80]);
-            }
-            DType::Q4S | DType::Q5S => {
-                let slot = self.d_word(row, at, 1);
-                d[slot..slot + 4].copy_from_slice(&block[..4]);
-                for (w, word) in k_scale_stream(&block[4..16]).into_iter().enumerate() {
-                    let slot = self.sc_word(row, at * 3 + w);
-                    sc[slot..slot + 4].copy_from_slice(&word.to_le_bytes());
-                }
-            }
-            DType::Q3S => {
-                let slot = self.d_word(row, at, 1);
-                d[slot..slot + 2].copy_from_slice(&half(108));
-                for (i, scale) in q3_scales(&block[96..108]).into_iter().enumerate() {
-                    sc[self.sc_word(row, at * 4 + i / 4) + i % 4] = scale;
-                }
-            }
-            DType::Q6S => {
-                let slot = self.d_word(row, at, 1);
-                d[slot..slot + 2].copy_from_slice(&half(208));
-                for (i, scale) in block[192..208].iter().enumerate() {
-                    sc[self.sc_word(row, at * 4 + i / 4) + i % 4] = scale ^ 0x80;
-                }
-            }
-            DType::F32 | DType::F16 | DType::Bf16 => {}
-        }
-        Ok(())
-    }
-
-    fn unpack_scales(&self, planes: PlaneBytes<'_>, row: usize, at: usize, block: &mut [u8]) {
-        let PlaneBytes { d, sc, .. } = planes;
-        match self.dtype {
-            DType::Q4 | DType::Q8 | DType::Q5 => {
-                let slot = self.d_word(row, at, 2) + 2 * (row % 2);
-                block[..2].copy_from_slice(&d[slot..slot + 2]);
-            }
-            DType::Mx4 => {
-                let byte = d[self.d_word(row, at, 4) + row % 4];
-                block[0] = byte.saturating_add(1);
-            }
-            DType::Q51 => {
-                let slot = self.d_word(row, at, 1);
-                block[..4].copy_from_slice(&d[slot..slot + 4]);
-                block[3] ^= 0x80;
-            }
-            DType::Q4S | DType::Q5S => {
-                let slot = self.d_word(row, at, 1);
-                block[..4].copy_from_slice(&d[slot..slot + 4]);
-                k_scale_bytes(self.k_scales(sc, row, at), &mut block[4..16]);
-            }
-            DType::Q3S => {
-                let slot = self.d_word(row, at, 1);
-                block[108..110].copy_from_slice(&d[slot..slot + 2]);
-                let scales: [u8; 16] =
-                    std::array::from_fn(|i| sc[self.sc_word(row, at * 4 + i / 4) + i % 4]);
-                q3_scale_bytes(&scales, &mut block[96..108]);
-            }
-            DType::Q6S => {
-                let slot = self.d_word(row, at, 1);
-                block[208..210].copy_from_slice(&d[slot..slot + 2]);
-                for i in 0..16 {
-                    block[192 + i] = sc[self.sc_word(row, at * 4 + i / 4) + i % 4] ^ 0x80;
-                }
-            }
-            DType::F32 | DType::F16 | DType::Bf16 => {}
-        }
-    }
-
-    /// The scale of sub-block `sub` of block `at`.
-    fn scale(&self, planes: PlaneBytes<'_>, row: usize, at: usize, sub: usize) -> Scale {
-        let PlaneBytes { d, sc, .. } = planes;
-        let half =
-            |slot: usize| half::f16::from_bits(u16::from_le_bytes([d[slot], d[slot + 1]])).to_f32();
-        let pair = |bias| Scale::Wide {
-            d: half(self.d_word(row, at, 2) + 2 * (row % 2)).into(),
-            bias,
-            add: 0.0,
-        };
-        let slot = || self.d_word(row, at, 1);
-        let byte_scale = || sc[self.sc_word(row, at * 4 + sub / 4) + sub % 4];
-        match self.dtype {
-            DType::Q4 => pair(8),
-            DType::Q5 => pair(16),
-            DType::Q8 => Scale::Signed(half(self.d_word(row, at, 2) + 2 * (row % 2)).into()),
-            DType::Mx4 => {
-                let byte = d[self.d_word(row, at, 4) + row % 4];
-                let exponent = if byte == u8::MAX { 0 } else { byte };
-                Scale::E2m1(f32::from_bits(u32::from(exponent) << 23))
-            }
-            DType::Q51 => Scale::Wide {
-                d: half(slot()).into(),
-                bias: 0,
-                add: -f64::from(half(slot() + 2)),
-            },
-            DType::Q4S | DType::Q5S => {
-                let stream = self.k_scales(sc, row, at);
-                let field = |f: usize| ((stream >> (6 * f)) & 63) as f32;
-                Scale::Narrow {
-                    d: half(slot()) * field(2 * sub),
-                    bias: 0,
-                    min: half(slot() + 2) * field(2 * sub + 1),
-                }
-            }
-            DType::Q3S => Scale::Narrow {
-                d: half(slot()) * f32::from(i16::from(byte_scale()) - 32),
-                bias: 4,
-                min: 0.0,
-            },
-            DType::Q6S => Scale::Narrow {
-                d: half(slot()) * f32::from((byte_scale() ^ 0x80) as i8),
-                bias: 32,
-                min: 0.0,
-            },
-            DType::F32 | DType::F16 | DType::Bf16 => Scale::Signed(1.0),
-        }
-    }
-
-    /// The 96-bit stream of six-bit scales and minimums of a Q4_K or Q5_K block.
-    fn k_scales(&self, sc: &[u8], row: usize, at: usize) -> u128 {
-        (0..3).fold(0, |stream, w| {
-            let slot = self.sc_word(row, at * 3 + w);
-            let word = u32::from_le_bytes([sc[slot], sc[slot + 1], sc[slot + 2], sc[slot + 3]]);
-            stream | (u128::from(word) << (32 * w))
-        })
-    }
-
     /// Byte place of the `d` word of super-block `at` of `row`, with `n` rows a word.
-    const fn d_word(&self, row: usize, at: usize, n: usize) -> usize {
+    pub(crate) const fn d_word(&self, row: usize, at: usize, n: usize) -> usize {
         4 * (at * self.rows.div_ceil(n) + row / n)
     }
 
+    /// Byte place of the half of block `at` of `row` in a `d` plane with two rows a word.
+    pub(crate) const fn half_slot(&self, row: usize, at: usize) -> usize {
+        self.d_word(row, at, 2) + 2 * (row % 2)
+    }
+
+    /// Byte place of the exponent of block `at` of `row` in a `d` plane with four rows a word.
+    pub(crate) const fn byte_slot(&self, row: usize, at: usize) -> usize {
+        self.d_word(row, at, 4) + row % 4
+    }
+
+    /// Byte place of scale `i` of block `at` of `row` in an `sc` plane of sixteen bytes a block.
+    pub(crate) const fn sc_byte(&self, row: usize, at: usize, i: usize) -> usize {
+        self.sc_word(row, at * 4 + i / 4) + i % 4
+    }
+
     /// Byte place of word `word` of `row` in the `sc` plane.
-    const fn sc_word(&self, row: usize, word: usize) -> usize {
+    pub(crate) const fn sc_word(&self, row: usize, word: usize) -> usize {
         4 * (word * self.rows + row)
-    }
-}
-
-/// Values of a float type's bytes.
-pub fn floats(dtype: DType, bytes: &[u8], out: &mut [f32]) {
-    let halves = bytes.as_chunks::<2>().0;
-    match dtype {
-        DType::F16 => {
-            for (value, bytes) in out.iter_mut().zip(halves) {
-                *value = half::f16::from_le_bytes(*bytes).to_f32();
-            }
-        }
-        DType::Bf16 => {
-            for (value, bytes) in out.iter_mut().zip(halves) {
-                *value = f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
-            }
-        }
-        _ => {
-            for (value, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *value = f32::from_le_bytes(*bytes);
-            }
-        }
-    }
-}
-
-/// How a sub-block's elements become values.
-enum Scale {
-    /// `f32(f64(q - bias) * d + add)`.
-    Wide { d: f64, bias: i32, add: f64 },
-    /// `f32(f64(q) * d)` of signed bytes.
-    Signed(f64),
-    /// `d * (q - bias) - min`, each step in f32.
-    Narrow { d: f32, bias: i32, min: f32 },
-    /// MXFP4's table.
-    E2m1(f32),
-}
-
-impl Scale {
-    fn value(&self, element: u8) -> f32 {
-        match self {
-            Self::Wide { d, bias, add } => {
-                let scaled = f64::from(i32::from(element) - bias) * d;
-                // Adding a zero would turn -0 into +0.
-                let sum = if *bias == 0 { scaled + add } else { scaled };
-                sum as f32
-            }
-            Self::Signed(d) => (f64::from(element as i8) * d) as f32,
-            Self::Narrow { d, bias, min } => {
-                let scaled = d * (i32::from(element) - bias) as f32;
-                if *bias == 0 { scaled - min } else { scaled }
-            }
-            Self::E2m1(d) => f32::from(E2M1[usize::from(element & 15)]) * d,
-        }
     }
 }
 
 /// Places in a payload plane.
 struct Shape {
     rows: usize,
+    rows_per_d: usize,
     blocks: usize,
-    block_elements: usize,
     block_bytes: usize,
     block_words: usize,
 }
 
 impl Shape {
     fn new(sheet: &Sheet, format: &PackedFormat) -> Self {
-        let block_elements = format.block_elements as usize;
         Self {
             rows: sheet.rows,
-            blocks: sheet.k / block_elements,
-            block_elements,
+            rows_per_d: format.rows_per_d as usize,
+            blocks: sheet.k / format.block_elements as usize,
             block_bytes: format.block_bytes as usize,
             block_words: (format.block_elements / format.sub * format.words()) as usize,
         }
     }
 
-    /// Writes the words of block `at` of consecutive rows from `first`: word after word, each
-    /// word's rows side by side.
-    fn store(&self, tile: &[Words], first: usize, at: usize, qs: &mut [u8]) {
-        for w in 0..self.block_words {
-            let from = 4 * ((at * self.block_words + w) * self.rows + first);
-            let line = &mut qs[from..from + 4 * tile.len()];
-            for (bytes, words) in line.as_chunks_mut::<4>().0.iter_mut().zip(tile) {
-                *bytes = words[w].to_le_bytes();
-            }
-        }
+    /// The tiles of a sheet: how many rows, the first of them, and the block's place in them.
+    fn tiles(&self) -> impl Iterator<Item = (Stack, usize, usize)> {
+        let (rows, blocks) = (self.rows, self.blocks);
+        let stride = blocks * self.block_bytes;
+        (0..rows).step_by(TILE).flat_map(move |first| {
+            let rows = TILE.min(rows - first);
+            (0..blocks).map(move |at| (Stack { stride, rows }, first, at))
+        })
     }
+}
 
-    fn load(&self, qs: &[u8], row: usize, at: usize, words: &mut Words) {
-        for (w, word) in words[..self.block_words].iter_mut().enumerate() {
-            let from = 4 * ((at * self.block_words + w) * self.rows + row);
-            *word = u32::from_le_bytes([qs[from], qs[from + 1], qs[from + 2], qs[from + 3]]);
+/// Halves of rows that share a word, two a word, become words.
+fn join(column: &mut [u32], rows_per_word: usize) -> &[u32] {
+    if rows_per_word == 1 {
+        return column;
+    }
+    let words = column.len().div_ceil(2);
+    for i in 0..words {
+        let second = column.get(2 * i + 1).map_or(0, |half| half << 16);
+        column[i] = column[2 * i] | second;
+    }
+    &column[..words]
+}
+
+/// The inverse of [`join`].
+fn part(column: &mut [u32], rows_per_word: usize) {
+    if rows_per_word > 1 {
+        for row in (0..column.len()).rev() {
+            column[row] = (column[row / 2] >> (16 * (row % 2))) & 0xffff;
         }
     }
 }
 
-fn check_len(given: usize, needed: usize) -> Result<(), JlmError> {
+fn read_run(run: &[u8], words: &mut [u32]) {
+    for (word, bytes) in words.iter_mut().zip(run.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(*bytes);
+    }
+}
+
+pub(crate) fn check_len(given: usize, needed: usize) -> Result<(), JlmError> {
     if given == needed {
         return Ok(());
     }
@@ -417,66 +281,86 @@ fn check_len(given: usize, needed: usize) -> Result<(), JlmError> {
     ))
 }
 
-/// The stored byte of an MXFP4 exponent: one less, so that the byte is an f32's exponent field.
-fn e8m0(block: &[u8]) -> Result<u8, &'static str> {
-    let zero = block[1..17].iter().all(|pair| pair & 0x77 == 0);
-    match block[0] {
-        exponent @ 2..=254 => Ok(exponent - 1),
-        255 if zero => Ok(254),
-        // Exponent 0 less one would be 255, which reads as infinity: a block of zeros is stored
-        // with scale 0 (section F).
-        _ if zero => Ok(0),
-        _ => Err("its scale is one that an f32 cannot hold as a normal number"),
-    }
-}
+/// Payload bytes from which writes go past the caches: more than a core's own caches hold.
+const STREAMED: usize = 1 << 20;
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "test support")]
+mod tests {
+    use super::*;
 
-/// Q4_K's and Q5_K's twelve scale bytes to the stream scale0, min0, scale1, min1, ...
-fn k_scale_stream(bytes: &[u8]) -> [u32; 3] {
-    let stream = (0..8).fold(0u128, |stream, j| {
-        let (scale, min) = if j < 4 {
-            (bytes[j] & 63, bytes[j + 4] & 63)
-        } else {
-            (
-                (bytes[j + 4] & 15) | ((bytes[j - 4] >> 6) << 4),
-                (bytes[j + 4] >> 4) | ((bytes[j] >> 6) << 4),
-            )
+    /// Bytes of every value, from a linear congruence; exponents that MXFP4 refuses are mended.
+    fn blocks(sheet: Sheet, format: &PackedFormat) -> Vec<u8> {
+        let count = sheet.k * sheet.rows / format.block_elements as usize;
+        let mut state = 1u32;
+        let mut bytes: Vec<u8> = (0..count * format.block_bytes as usize)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        if sheet.dtype == DType::Mx4 {
+            for block in bytes.chunks_mut(17) {
+                block[0] = block[0].clamp(2, 254);
+            }
+        }
+        bytes
+    }
+
+    /// Planes in buffers that start `skew` bytes after a boundary, filled with what must not stay.
+    fn pack(sheet: Sheet, level: Level, stream: bool, skew: usize, source: &[u8]) -> [Vec<u8>; 3] {
+        let lens = sheet.dtype.planes(sheet.k as u64, sheet.rows as u64);
+        let mut planes = lens
+            .unwrap()
+            .as_array()
+            .map(|len| vec![0xee; len as usize + skew]);
+        let [qs, d, sc] = planes.each_mut().map(|plane| &mut plane[skew..]);
+        sheet
+            .pack_at(level, stream, source, PlaneBytesMut { qs, d, sc })
+            .unwrap();
+        planes.map(|plane| plane[skew..].to_vec())
+    }
+
+    #[test]
+    fn every_level_packs_and_unpacks_to_the_same_bytes() {
+        for dtype in DType::ALL {
+            let Some(format) = dtype.packed() else {
+                continue;
+            };
+            for rows in [1, 7, 8, 9, 31, 120, TILE - 1, TILE, TILE + 1, 2 * TILE + 13] {
+                let k = 3 * format.block_elements as usize;
+                let sheet = Sheet { dtype, k, rows };
+                let source = blocks(sheet, &format);
+                let expected = pack(sheet, Level::Portable, false, 0, &source);
+                for (stream, skew) in [(false, 0), (true, 0), (true, 1), (true, 4), (true, 48)] {
+                    let planes = pack(sheet, Level::detect(), stream, skew, &source);
+                    assert!(planes == expected, "{} x {rows}, {skew}", dtype.name());
+                }
+                let [qs, d, sc] = &expected;
+                for level in [Level::Portable, Level::detect()] {
+                    let mut back = vec![0xee; source.len()];
+                    sheet.unpack_at(level, PlaneBytes { qs, d, sc }, &mut back);
+                    assert!(back == source, "{} x {rows} unpacked", dtype.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_refused_block_is_named() {
+        let sheet = Sheet {
+            dtype: DType::Mx4,
+            k: 64,
+            rows: 300,
         };
-        stream | (u128::from(scale) << (12 * j)) | (u128::from(min) << (12 * j + 6))
-    });
-    std::array::from_fn(|w| (stream >> (32 * w)) as u32)
-}
-
-fn k_scale_bytes(stream: u128, bytes: &mut [u8]) {
-    let field = |f: usize| ((stream >> (6 * f)) & 63) as u8;
-    for j in 0..4 {
-        bytes[j] = field(2 * j) | ((field(2 * j + 8) >> 4) << 6);
-        bytes[j + 4] = field(2 * j + 1) | ((field(2 * j + 9) >> 4) << 6);
-        bytes[j + 8] = (field(2 * j + 8) & 15) | ((field(2 * j + 9) & 15) << 4);
+        let mut source = blocks(sheet, &sheet.dtype.packed().unwrap());
+        source[17 * 561] = 255;
+        let lens = sheet.dtype.planes(64, 300).unwrap().as_array();
+        let mut planes = lens.map(|len| vec![0; len as usize]);
+        let [qs, d, sc] = &mut planes;
+        let refused = sheet.pack(&source, PlaneBytesMut { qs, d, sc });
+        assert!(
+            matches!(refused, Err(JlmError::Block { block: 561, .. })),
+            "{refused:?}"
+        );
     }
 }
-
-/// Q3_K's twelve scale bytes to sixteen six-bit scales.
-fn q3_scales(bytes: &[u8]) -> [u8; 16] {
-    std::array::from_fn(|i| {
-        let low = if i < 8 {
-            bytes[i] & 15
-        } else {
-            bytes[i - 8] >> 4
-        };
-        low | (((bytes[8 + i % 4] >> (2 * (i / 4))) & 3) << 4)
-    })
-}
-
-fn q3_scale_bytes(scales: &[u8; 16], bytes: &mut [u8]) {
-    bytes.fill(0);
-    for (i, scale) in scales.iter().enumerate() {
-        bytes[i % 8] |= (scale & 15) << (4 * (i / 8));
-        bytes[8 + i % 4] |= (scale >> 4) << (2 * (i / 4));
-    }
-}
-
-/// Rows that are transposed together: each word's run of 512 bytes spares the TLB, as words of one
-/// row are a whole plane column apart.
-const TILE: usize = 128;
-/// Doubled values of the e2m1 codes; code 8, the negative zero, reads as zero.
-const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
