@@ -120,6 +120,17 @@ impl Container {
             .map_err(JlmError::section("vocab"))
     }
 
+    /// The vision section of `meta`, as it stands; `None` when the container has none.
+    ///
+    /// The order of its fields is not published, so nothing is read from it or put into it: it is
+    /// kept byte for byte. See the crate's documentation for what is known.
+    pub fn vision<'a>(&self, meta: &'a [u8]) -> Result<Option<&'a [u8]>, JlmError> {
+        if self.header.vision.length == 0 {
+            return Ok(None);
+        }
+        section(meta, self.header.vision, "VisLen").map(Some)
+    }
+
     /// The bytes before the dense region, with these vision and vocab sections.
     ///
     /// The sections must have the lengths that the container was laid out with.

@@ -3,6 +3,14 @@
 //! A container is a header, five metadata sections and a few page arrays (spec: container,
 //! section B). This crate does no I/O: [`Container::decode`] takes the bytes before the dense
 //! region and gives the [`Span`] of every plane, page and region; the caller reads them.
+//!
+//! # Vision towers
+//!
+//! Known of a container with a vision tower: where its section lies ([`Region::VisionConfig`]), its
+//! pages ([`Region::Vision`]), the roles of its tensors ([`Role::is_vision`]), and the names of
+//! projector codes ([`PROJECTORS`], A.5). Not known: the fields of the section itself. Neither the
+//! published page nor the reference files have one, so [`Container::vision`] gives its bytes, dumps
+//! and comparisons show their place and hash, and writing puts them back as they were.
 
 mod block;
 mod codes;
