@@ -92,7 +92,7 @@ const TRANSPORT: &[&str] = &[
 ];
 
 /// Ban 4: the crates that may hold `unsafe`.
-const MAY_BE_UNSAFE: &[&str] = &["direct-io", "weight-lock", "engine"];
+const MAY_BE_UNSAFE: &[&str] = &["direct-io", "jlm", "weight-lock", "engine"];
 
 /// Ban 5: these cannot reach a crate that holds secrets.
 const KEYLESS: &[&str] = &[
