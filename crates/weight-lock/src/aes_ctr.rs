@@ -2,6 +2,8 @@
 //! little-endian words.
 
 #[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod round_keys;
 #[cfg(target_arch = "x86_64")]
 mod vaes;
@@ -22,7 +24,13 @@ pub(crate) struct AesCtr {
 enum Form {
     /// 4 blocks an instruction; only where the machine has it.
     #[cfg(target_arch = "x86_64")]
-    Vaes(Box<round_keys::RoundKeys>),
+    Vaes512(Box<round_keys::RoundKeys>),
+    /// 2 blocks an instruction; only where the machine has it.
+    #[cfg(target_arch = "x86_64")]
+    Vaes256(Box<round_keys::RoundKeys>),
+    /// 1 block an instruction; only where the machine has it, and AVX2.
+    #[cfg(target_arch = "x86_64")]
+    AesNi(Box<round_keys::RoundKeys>),
     /// The `aes` crate.
     Any(Box<Aes256>),
 }
@@ -30,17 +38,8 @@ enum Form {
 impl AesCtr {
     /// The stream of a key.
     pub(crate) fn new(implementation: Implementation, key: &Secret<32>) -> Self {
-        #[cfg(target_arch = "x86_64")]
-        if implementation == Implementation::Avx512 && vaes::is_available() {
-            // SAFETY: the machine has AES instructions.
-            let keys = unsafe { round_keys::RoundKeys::expand(key.expose()) };
-            return Self {
-                form: Form::Vaes(Box::new(keys)),
-            };
-        }
-        let _ = implementation;
         Self {
-            form: Form::Any(Box::new(Aes256::new(key.expose().into()))),
+            form: Form::available(implementation)[0](key),
         }
     }
 
@@ -50,25 +49,63 @@ impl AesCtr {
         match &self.form {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this form exists only where the machine has what it needs.
-            Form::Vaes(keys) => unsafe { vaes::fill::<SCALED>(keys, batch, span, out) },
+            Form::Vaes512(keys) => unsafe { vaes::fill::<SCALED>(keys, batch, span, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Form::Vaes256(keys) => unsafe { avx2::vaes::fill::<SCALED>(keys, batch, span, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Form::AesNi(keys) => unsafe { avx2::aes_ni::fill::<SCALED>(keys, batch, span, out) },
             Form::Any(cipher) => each_word(cipher, batch, |at, word| {
                 out.0[at] = if SCALED { scale(word, span) } else { word };
             }),
         }
     }
 
-    /// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span of at
-    /// most 2^16.
+    /// Fills `out` with the offsets `(w * span) >> 32` of batch number `batch`, for a span below
+    /// 2^16.
     pub(crate) fn fill_narrow(&self, batch: u64, span: u32, out: &mut NarrowBatch) {
         match &self.form {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: this form exists only where the machine has what it needs.
-            Form::Vaes(keys) => unsafe { vaes::fill_narrow(keys, batch, span, out) },
+            Form::Vaes512(keys) => unsafe { vaes::fill_narrow(keys, batch, span, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Form::Vaes256(keys) => unsafe { avx2::vaes::fill_narrow(keys, batch, span, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Form::AesNi(keys) => unsafe { avx2::aes_ni::fill_narrow(keys, batch, span, out) },
             Form::Any(cipher) => each_word(cipher, batch, |at, word| {
                 out.0[at] = scale(word, span) as u16;
             }),
         }
     }
+}
+
+impl Form {
+    /// Makers of the forms that this machine has for an implementation, best first; never empty.
+    fn available(implementation: Implementation) -> Vec<fn(&Secret<32>) -> Self> {
+        let mut forms: Vec<fn(&Secret<32>) -> Self> = Vec::new();
+        #[cfg(target_arch = "x86_64")]
+        if avx2::has_aes() && implementation != Implementation::Portable {
+            if implementation == Implementation::Avx512 && vaes::is_available() {
+                forms.push(|key| Self::Vaes512(expand(key)));
+            }
+            if avx2::has_vaes() {
+                forms.push(|key| Self::Vaes256(expand(key)));
+            }
+            forms.push(|key| Self::AesNi(expand(key)));
+        }
+        forms.push(|key| Self::Any(Box::new(Aes256::new(key.expose().into()))));
+        forms
+    }
+}
+
+/// Called only where the machine has AES-NI.
+#[cfg(target_arch = "x86_64")]
+fn expand(key: &Secret<32>) -> Box<round_keys::RoundKeys> {
+    // SAFETY: the forms that need round keys are made only where the machine has AES instructions.
+    Box::new(unsafe { round_keys::RoundKeys::expand(key.expose()) })
 }
 
 #[inline(always)]
@@ -122,8 +159,14 @@ mod tests {
                 .iter()
                 .map(|word| scale(*word, 65280) as u16)
                 .collect();
-            for implementation in Implementation::available() {
-                let stream = AesCtr::new(implementation, &key);
+            let forms = Implementation::available()
+                .into_iter()
+                .flat_map(|implementation| {
+                    let forms = Form::available(implementation).into_iter();
+                    forms.map(move |form| (implementation, form))
+                });
+            for (implementation, form) in forms {
+                let stream = AesCtr { form: form(&key) };
                 let (mut out, mut short) = (Batch([0; BATCH]), NarrowBatch([0; BATCH]));
                 stream.fill::<false>(batch, 0, &mut out);
                 assert_eq!(out.0[..], words, "{implementation:?}");

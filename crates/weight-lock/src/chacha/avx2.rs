@@ -162,7 +162,7 @@ fn turn<const LEFT: i32, const RIGHT: i32>(word: __m256i) -> __m256i {
 /// `(w * span) >> 32` in each lane.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn scale(word: __m256i, span: __m256i) -> __m256i {
+pub(crate) fn scale(word: __m256i, span: __m256i) -> __m256i {
     let even = _mm256_mul_epu32(word, span);
     let odd = _mm256_mul_epu32(_mm256_srli_epi64::<32>(word), span);
     _mm256_blend_epi32::<0b1010_1010>(_mm256_srli_epi64::<32>(even), odd)
