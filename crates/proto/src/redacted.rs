@@ -4,12 +4,23 @@ use std::fmt;
 
 use crate::v1::{
     ChatMessage, GenerateRequest, GenerateResponse, GetBlobRequest, IssueUnlockResponse,
-    StatBlobRequest, generate_request,
+    ProveRangeRequest, StatBlobRequest, generate_request,
 };
 
 impl fmt::Debug for GetBlobRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GetBlobRequest")
+            .field("digest", &self.digest)
+            .field("offset", &self.offset)
+            .field("length", &self.length)
+            .field("capability", &Hidden(self.capability.len()))
+            .finish()
+    }
+}
+
+impl fmt::Debug for ProveRangeRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProveRangeRequest")
             .field("digest", &self.digest)
             .field("offset", &self.offset)
             .field("length", &self.length)
@@ -103,6 +114,13 @@ mod tests {
             format!(
                 "{:?}",
                 GetBlobRequest {
+                    capability: marker(),
+                    ..Default::default()
+                }
+            ),
+            format!(
+                "{:?}",
+                ProveRangeRequest {
                     capability: marker(),
                     ..Default::default()
                 }

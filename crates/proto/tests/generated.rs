@@ -45,6 +45,7 @@ fn generate(out: &Path) {
         .bytes(".chancery.v1.PutBlobRequest")
         .skip_debug([
             "chancery.v1.GetBlobRequest",
+            "chancery.v1.ProveRangeRequest",
             "chancery.v1.StatBlobRequest",
             "chancery.v1.IssueUnlockResponse",
             "chancery.v1.ChatMessage",

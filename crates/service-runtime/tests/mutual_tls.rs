@@ -10,8 +10,8 @@ use std::time::Duration;
 use api::client::{Client, explain, is_transient};
 use api::v1::storage_service_server::{StorageService, StorageServiceServer};
 use api::v1::{
-    BlobInfo, GetBlobRequest, GetBlobResponse, PutBlobRequest, ScrubReport, ScrubRequest,
-    StatBlobRequest,
+    BlobInfo, GetBlobRequest, GetBlobResponse, ProveRangeRequest, PutBlobRequest, RangeProof,
+    ScrubReport, ScrubRequest, StatBlobRequest,
 };
 use futures::{Stream, StreamExt, stream};
 use identifiers::Role;
@@ -51,6 +51,13 @@ impl StorageService for Echo {
             Ok(GetBlobResponse::default())
         });
         Ok(Response::new(Box::pin(ticks)))
+    }
+
+    async fn prove_range(
+        &self,
+        _: Request<ProveRangeRequest>,
+    ) -> Result<Response<RangeProof>, Status> {
+        Err(Status::unimplemented("not in this test"))
     }
 
     /// The caller's id as the digest.

@@ -66,6 +66,10 @@ const METHODS: &[(&str, &[Role])] = &[
         &[Inference, Sealer, Operator],
     ),
     (
+        "/chancery.v1.StorageService/ProveRange",
+        &[Inference, Sealer, Operator],
+    ),
+    (
         "/chancery.v1.StorageService/StatBlob",
         &[Sealer, Operator, Auditor, Registry, Inference],
     ),

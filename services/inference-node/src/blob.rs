@@ -1,7 +1,8 @@
 //! A container in storage, read by ranges: several in flight, resumed where one broke off.
 
 use std::cell::RefCell;
-use std::ops::ControlFlow;
+use std::future::Future;
+use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -11,7 +12,9 @@ use direct_io::Arrived;
 use futures::stream::{FuturesUnordered, StreamExt};
 use identifiers::Sha256Digest;
 use pager::{RangeSource, SourceError};
+use rayon::prelude::*;
 use service_runtime::CancellationToken;
+use tlog::{CHUNK_BYTES, ProofError, chunk_leaf, verify_chunks};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -41,6 +44,10 @@ impl Token {
 pub(crate) struct Blob {
     pub client: Client,
     pub digest: Sha256Digest,
+    /// Bytes, as the manifest says.
+    pub size: u64,
+    /// What proven reads are compared with, from the manifest.
+    pub chunk_root: Sha256Digest,
     pub token: Token,
     pub runtime: Handle,
     /// Ends every read.
@@ -65,6 +72,12 @@ pub enum ReadError {
     /// Storage sends more than was asked for.
     #[error("storage sends more than the range that was asked for")]
     TooMuch,
+    /// A proof that holds something else than hashes.
+    #[error("storage sends a proof with a hash of {0} bytes")]
+    NoHash(usize),
+    /// Storage sends other bytes than the manifest's, or a proof of others.
+    #[error("what storage sends is not the blob of the manifest")]
+    NotProven(#[from] ProofError),
     /// Storage goes silent, each time.
     #[error("storage sent nothing for {} seconds", STALL.as_secs())]
     Stalled,
@@ -86,7 +99,7 @@ impl ReadError {
                     )
             }
             Self::Short { .. } | Self::Stalled => true,
-            Self::TooMuch | Self::Stopped => false,
+            Self::TooMuch | Self::NoHash(_) | Self::NotProven(_) | Self::Stopped => false,
         }
     }
 }
@@ -146,6 +159,83 @@ impl Blob {
             .map(drop)
     }
 
+    /// Reads a range, and proves it against the chunk root: what comes back is what the manifest's
+    /// signer saw. Whole chunks are read and hashed for it, so this is for what no key
+    /// authenticates, not for pages.
+    pub(crate) fn read_proven(&self, range: Range<u64>) -> Result<Vec<u8>, ReadError> {
+        if range.is_empty() {
+            return Ok(Vec::new());
+        }
+        let chunk = CHUNK_BYTES as u64;
+        let first = range.start / chunk;
+        let end = range.end.next_multiple_of(chunk).min(self.size);
+        let start = first * chunk;
+        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        self.read(start, &mut bytes)?;
+        let leaves: Vec<_> = bytes.par_chunks(CHUNK_BYTES).map(chunk_leaf).collect();
+        let path = self.wait_for(self.proof(&range))?;
+        let chunks = self.size.div_ceil(chunk);
+        verify_chunks(&leaves, first, chunks, &path, &self.chunk_root)?;
+        bytes.truncate((range.end - start) as usize);
+        bytes.drain(..(range.start - start) as usize);
+        Ok(bytes)
+    }
+
+    /// The hashes beside the chunks of a range.
+    async fn proof(&self, range: &Range<u64>) -> Result<Vec<Sha256Digest>, ReadError> {
+        let mut failures = 0;
+        loop {
+            let token = self.token.current();
+            let request = v1::ProveRangeRequest {
+                digest: self.digest.to_string(),
+                offset: range.start,
+                length: range.end - range.start,
+                capability: token.to_string(),
+            };
+            let mut storage = self.client.storage_service();
+            let error = match timeout(STALL, storage.prove_range(request)).await {
+                Ok(Ok(proof)) => {
+                    let path = proof.into_inner().path;
+                    let hash = |hash: Vec<u8>| match <[u8; 32]>::try_from(hash) {
+                        Ok(hash) => Ok(Sha256Digest::new(hash)),
+                        Err(other) => Err(ReadError::NoHash(other.len())),
+                    };
+                    return path.into_iter().map(hash).collect();
+                }
+                Ok(Err(status)) => status.into(),
+                Err(_) => ReadError::Stalled,
+            };
+            failures += 1;
+            if !self.goes_on(&error, failures, &token) {
+                return Err(error);
+            }
+            tracing::debug!(blob = %self.digest, %error, "asking for the proof again");
+            tokio::time::sleep(self.retry.pause(failures)).await;
+        }
+    }
+
+    /// Whether a read is tried again that failed this often in a row, with this token.
+    fn goes_on(&self, error: &ReadError, failures: u32, token: &str) -> bool {
+        // A token that ended was renewed in the meantime, or it is over.
+        let renewed = matches!(error, ReadError::Status(status)
+            if status.code() == Code::Unauthenticated && *token != *self.token.current());
+        failures <= ATTEMPTS && (renewed || error.is_transient())
+    }
+
+    /// Waits, outside the runtime's threads, until the work is done or the model is closed.
+    fn wait_for<T>(
+        &self,
+        work: impl Future<Output = Result<T, ReadError>>,
+    ) -> Result<T, ReadError> {
+        self.runtime.block_on(async {
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => Err(ReadError::Stopped),
+                done = work => done,
+            }
+        })
+    }
+
     fn read_parts(
         &self,
         offset: u64,
@@ -179,13 +269,7 @@ impl Blob {
             }
             Ok(ControlFlow::Continue(()))
         };
-        self.runtime.block_on(async {
-            tokio::select! {
-                biased;
-                () = self.stop.cancelled() => Err(ReadError::Stopped),
-                done = all => done,
-            }
-        })
+        self.wait_for(all)
     }
 
     /// Reads one part to its end, over as many streams as it takes.
@@ -210,10 +294,7 @@ impl Blob {
                 Err(error) => error,
             };
             failures = if part.got > before { 1 } else { failures + 1 };
-            // A token that ended was renewed in the meantime, or it is over.
-            let renewed = matches!(&error, ReadError::Status(status)
-                if status.code() == Code::Unauthenticated && *token != *self.token.current());
-            if failures > ATTEMPTS || !(renewed || error.is_transient()) {
+            if !self.goes_on(&error, failures, &token) {
                 return Err(error);
             }
             tracing::debug!(blob = %self.digest, at = part.got, %error, "reading on");

@@ -153,6 +153,7 @@ impl ServiceError for NodeError {
                 Fault::Unavailable => "KEY_SERVICE_UNAVAILABLE",
                 _ => "UNLOCK_REFUSED",
             },
+            Self::Read(ReadError::NoHash(_) | ReadError::NotProven(_)) => "BLOB_NOT_PROVEN",
             Self::Read(_) => match self.fault() {
                 Fault::Unavailable => "STORAGE_UNAVAILABLE",
                 _ => "STORAGE_REFUSED",
@@ -226,7 +227,7 @@ fn read_fault(error: &ReadError) -> Fault {
             Code::NotFound | Code::InvalidArgument | Code::DataLoss => Fault::DataLoss,
             _ => Fault::Unavailable,
         },
-        ReadError::TooMuch => Fault::DataLoss,
+        ReadError::TooMuch | ReadError::NoHash(_) | ReadError::NotProven(_) => Fault::DataLoss,
         ReadError::Short { .. } | ReadError::Stalled | ReadError::Stopped => Fault::Unavailable,
     }
 }

@@ -208,6 +208,8 @@ impl Node {
         let blob = Arc::new(Blob {
             client: self.storage.clone(),
             digest: file.sha256,
+            size: file.size,
+            chunk_root: file.chunk_root,
             token: token.clone(),
             runtime: Handle::current(),
             stop: stop.clone(),

@@ -118,20 +118,21 @@ impl Open {
     }
 }
 
-/// The container's metadata, compared with the manifest. No key is used.
+/// The container's metadata, proven and compared with the manifest before anything is made of it. No
+/// key is used. It holds the tags of every page, so that pages need no proof of their own.
 fn header_of(
     blob: &Blob,
     manifest: &ArtifactManifest,
 ) -> Result<(Vec<u8>, SealedHeader), NodeError> {
     let (file, record) = container_of(manifest)?;
     let read = |offset: u64, length: u64| {
-        let length = usize::try_from(length)
-            .ok()
-            .filter(|length| *length <= MAX_METADATA)
-            .ok_or(NodeError::MetadataTooLarge(length))?;
-        let mut bytes = vec![0; length];
-        blob.read(offset, &mut bytes)?;
-        Ok::<_, NodeError>(bytes)
+        if length > MAX_METADATA {
+            return Err(NodeError::MetadataTooLarge(length));
+        }
+        match offset.checked_add(length) {
+            Some(end) if end <= file.size => Ok(blob.read_proven(offset..end)?),
+            _ => Err(NodeError::Mismatch("size")),
+        }
     };
     let start = read(0, file.size.min(jlm::HEADER_LEN))?;
     SealedHeader::refuse_plain(&start)?;
@@ -221,4 +222,4 @@ fn take(keys: &mut UnitKeys, unit: UnitId) -> Result<Subkey, NodeError> {
 /// One page computes while the next is read.
 const MINIMUM_PAGES: u64 = 2;
 /// Header, config, tables, vocabulary; or the seal section.
-const MAX_METADATA: usize = 1 << 30;
+const MAX_METADATA: u64 = 1 << 30;

@@ -6,8 +6,8 @@ use api::fields;
 use api::v1::put_blob_request::Part;
 use api::v1::storage_service_server::StorageService;
 use api::v1::{
-    BlobInfo, GetBlobRequest, GetBlobResponse, PutBlobRequest, ScrubReport, ScrubRequest,
-    StatBlobRequest,
+    BlobInfo, GetBlobRequest, GetBlobResponse, ProveRangeRequest, PutBlobRequest, RangeProof,
+    ScrubReport, ScrubRequest, StatBlobRequest,
 };
 use api::{Fault, InvalidField, ServiceError};
 use blob_store::{BlobError, BlobStore};
@@ -109,6 +109,31 @@ impl StorageService for Storage {
             }
         });
         Ok(Response::new(end_at_error(answers)))
+    }
+
+    async fn prove_range(
+        &self,
+        request: Request<ProveRangeRequest>,
+    ) -> Result<Response<RangeProof>, Status> {
+        let peer = context(&request)?.peer;
+        let ProveRangeRequest {
+            digest,
+            offset,
+            length,
+            capability,
+        } = request.into_inner();
+        let digest = fields::digest("digest", &digest)?;
+        self.allow(&peer, &capability, &digest)?;
+        let _permit = take(&self.reads, "reads")?;
+        let length = (length > 0).then_some(length);
+        let proof = self.blobs.range_proof(digest, offset, length).await;
+        let proof = proof.map_err(|error| self.failed(error))?;
+        let path = proof.path.iter().map(|hash| hash.as_bytes().to_vec());
+        Ok(Response::new(RangeProof {
+            first_chunk: proof.first,
+            chunks: proof.chunks,
+            path: path.collect(),
+        }))
     }
 
     async fn stat_blob(

@@ -10,8 +10,8 @@ use std::time::Duration;
 use api::client::Client;
 use api::v1::put_blob_request::Part;
 use api::v1::{
-    BlobInfo, GetBlobRequest, PutBlobHeader, PutBlobRequest, ScrubReport, ScrubRequest,
-    StatBlobRequest,
+    BlobInfo, GetBlobRequest, ProveRangeRequest, PutBlobHeader, PutBlobRequest, RangeProof,
+    ScrubReport, ScrubRequest, StatBlobRequest,
 };
 use bytes::Bytes;
 use capability::{CertificateThumbprint, Claims, Confirmation, mint};
@@ -175,6 +175,23 @@ impl Caller {
             .into_inner())
     }
 
+    async fn prove(
+        &self,
+        blob: Sha256Digest,
+        offset: u64,
+        length: u64,
+        capability: &str,
+    ) -> Result<RangeProof, Status> {
+        let request = ProveRangeRequest {
+            digest: blob.to_string(),
+            offset,
+            length,
+            capability: capability.to_owned(),
+        };
+        let mut storage = self.client.storage_service();
+        Ok(storage.prove_range(request).await?.into_inner())
+    }
+
     async fn scrub(&self, blob: Option<Sha256Digest>) -> Result<Vec<ScrubReport>, Status> {
         let digest = blob.map(|blob| blob.to_string()).unwrap_or_default();
         let reports = self
@@ -251,6 +268,10 @@ fn content(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 4096) as u8).collect()
 }
 
+fn hash32(bytes: &[u8]) -> Sha256Digest {
+    Sha256Digest::new(bytes.try_into().unwrap())
+}
+
 fn digest(bytes: &[u8]) -> Sha256Digest {
     Sha256Digest::new(Sha256::digest(bytes).into())
 }
@@ -272,6 +293,16 @@ async fn a_sealer_puts_and_reads_and_an_operator_scrubs() {
     assert_eq!(sealer.put(&bytes).await.unwrap(), info);
     assert_eq!(sealer.stat(blob, "").await.unwrap(), info);
     assert_eq!(sealer.get(blob, 0, 0, "").await.unwrap(), bytes);
+    let proof = sealer.prove(blob, MIB as u64 + 5, 10, "").await.unwrap();
+    let path: Vec<_> = proof.path.iter().map(|hash| hash32(hash)).collect();
+    let leaves = [tlog::chunk_leaf(&bytes[MIB..2 * MIB])];
+    let root = info.chunk_root.parse().unwrap();
+    tlog::verify_chunks(&leaves, proof.first_chunk, proof.chunks, &path, &root).unwrap();
+    let outside = sealer.prove(blob, 0, 3 * MIB as u64, "").await.unwrap_err();
+    assert_eq!(
+        refused(&outside),
+        (Code::InvalidArgument, "RANGE_OUTSIDE_BLOB")
+    );
     let part = sealer.get(blob, MIB as u64 - 5, 10, "").await.unwrap();
     assert_eq!(part, bytes[MIB - 5..MIB + 5]);
     let reports = operator.scrub(None).await.unwrap();
@@ -307,6 +338,7 @@ async fn an_inference_node_reads_only_what_its_capability_names() {
         bytes[100..5100]
     );
     assert_eq!(node.stat(blob, &good).await.unwrap().size, 50_000);
+    assert_eq!(node.prove(blob, 100, 5000, &good).await.unwrap().chunks, 1);
 
     let changed = |change: &dyn Fn(&mut Claims)| {
         let mut claims = node.claims(blob);
@@ -384,7 +416,9 @@ async fn an_inference_node_reads_only_what_its_capability_names() {
         assert_eq!(refused(&read), (code, reason));
         let stat = node.stat(blob, &token).await.unwrap_err();
         assert_eq!(refused(&stat), (code, reason));
-        for status in [read, stat] {
+        let proof = node.prove(blob, 0, 0, &token).await.unwrap_err();
+        assert_eq!(refused(&proof), (code, reason));
+        for status in [read, stat, proof] {
             assert!(
                 token.len() < 20 || !status.message().contains(&token),
                 "{status:?}"

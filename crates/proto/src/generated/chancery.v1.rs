@@ -4855,6 +4855,33 @@ pub struct GetBlobResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
+pub struct ProveRangeRequest {
+    #[prost(string, tag = "1")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub offset: u64,
+    /// 0 means to the end; an empty range has no proof.
+    #[prost(uint64, tag = "3")]
+    pub length: u64,
+    /// The capability token; required for the inference role.
+    #[prost(string, tag = "4")]
+    pub capability: ::prost::alloc::string::String,
+}
+/// Chunks are of 1 MiB, the blob's last may be shorter.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RangeProof {
+    /// The first chunk that the range touches.
+    #[prost(uint64, tag = "1")]
+    pub first_chunk: u64,
+    /// Chunks of the whole blob.
+    #[prost(uint64, tag = "2")]
+    pub chunks: u64,
+    /// Hashes of 32 bytes: the roots of the subtrees beside the range's chunks, left to right.
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub path: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[prost(skip_debug)]
 pub struct StatBlobRequest {
     #[prost(string, tag = "1")]
     pub digest: ::prost::alloc::string::String,
@@ -5008,6 +5035,29 @@ pub mod storage_service_client {
                 .insert(GrpcMethod::new("chancery.v1.StorageService", "GetBlob"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Proves the chunks around a range against the blob's chunk root, which a signed manifest names:
+        /// the reader hashes what GetBlob sent and needs to trust nobody. Roles and capability as GetBlob.
+        pub async fn prove_range(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ProveRangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::RangeProof>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chancery.v1.StorageService/ProveRange",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chancery.v1.StorageService", "ProveRange"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Roles: sealer, operator, auditor, registry; inference with a capability.
         pub async fn stat_blob(
             &mut self,
@@ -5087,6 +5137,12 @@ pub mod storage_service_server {
             &self,
             request: tonic::Request<super::GetBlobRequest>,
         ) -> std::result::Result<tonic::Response<Self::GetBlobStream>, tonic::Status>;
+        /// Proves the chunks around a range against the blob's chunk root, which a signed manifest names:
+        /// the reader hashes what GetBlob sent and needs to trust nobody. Roles and capability as GetBlob.
+        async fn prove_range(
+            &self,
+            request: tonic::Request<super::ProveRangeRequest>,
+        ) -> std::result::Result<tonic::Response<super::RangeProof>, tonic::Status>;
         /// Roles: sealer, operator, auditor, registry; inference with a capability.
         async fn stat_blob(
             &self,
@@ -5270,6 +5326,51 @@ pub mod storage_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chancery.v1.StorageService/ProveRange" => {
+                    #[allow(non_camel_case_types)]
+                    struct ProveRangeSvc<T: StorageService>(pub Arc<T>);
+                    impl<
+                        T: StorageService,
+                    > tonic::server::UnaryService<super::ProveRangeRequest>
+                    for ProveRangeSvc<T> {
+                        type Response = super::RangeProof;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ProveRangeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as StorageService>::prove_range(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ProveRangeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::v1::storage_service_server::{StorageService, StorageServiceServer};
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use futures::Stream;
 use identifiers::Role;
 use service_runtime::{Clock as _, Running};
 use service_runtime::{Identity, Server, ServerSettings, SystemClock};
+use tlog::{ChunkHasher, ChunkTree};
 use tonic::{Request, Response, Streaming};
 use workload_identity::dev_ca;
 
@@ -24,9 +26,27 @@ enum End {
     Unless(&'static str),
 }
 
+/// How the scripted storage node proves ranges.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// As the registered bytes are.
+    Right,
+    /// Of the range a chunk further.
+    Other,
+    /// With a hash too many.
+    Long,
+    /// With a hash that is cut off.
+    Cut,
+    /// Not at all, for good.
+    Refused,
+}
+
 /// A storage node whose streams end as a script says, and are whole when it is over.
 struct Scripted {
     blob: Vec<u8>,
+    proof: Proof,
+    tree: ChunkTree,
+    busy: AtomicBool,
     script: Mutex<VecDeque<End>>,
     /// Offsets asked for.
     asked: Arc<Mutex<Vec<u64>>>,
@@ -77,6 +97,36 @@ impl StorageService for Scripted {
         Err(Status::unimplemented("not scripted"))
     }
 
+    async fn prove_range(
+        &self,
+        request: Request<v1::ProveRangeRequest>,
+    ) -> Result<Response<v1::RangeProof>, Status> {
+        // The first request of each proof meets a busy node.
+        if self.busy.swap(false, Ordering::SeqCst) {
+            return Err(Status::resource_exhausted("busy"));
+        }
+        if self.proof == Proof::Refused {
+            return Err(Status::permission_denied("no"));
+        }
+        let request = request.into_inner();
+        let chunk = CHUNK_BYTES as u64;
+        let first = request.offset / chunk + u64::from(self.proof == Proof::Other);
+        let end = (request.offset + request.length).div_ceil(chunk)
+            + u64::from(self.proof == Proof::Other);
+        let path = self.tree.range_proof(first, end).unwrap();
+        let mut path: Vec<_> = path.iter().map(|hash| hash.as_bytes().to_vec()).collect();
+        match self.proof {
+            Proof::Long => path.push(vec![0; 32]),
+            Proof::Cut => drop(path[0].pop()),
+            _ => {}
+        }
+        Ok(Response::new(v1::RangeProof {
+            first_chunk: first,
+            chunks: self.tree.leaves().len() as u64,
+            path,
+        }))
+    }
+
     async fn stat_blob(
         &self,
         _request: Request<v1::StatBlobRequest>,
@@ -103,6 +153,11 @@ struct World {
 
 impl World {
     async fn new(script: &[End]) -> Self {
+        Self::serving(script, Proof::Right, |_| ()).await
+    }
+
+    /// A node that serves the registered bytes after a change, and proves ranges of them somehow.
+    async fn serving(script: &[End], proof: Proof, change: impl FnOnce(&mut [u8])) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let now = SystemClock.unix_seconds().try_into().unwrap();
         let ca = dev_ca::create(folder.path(), "chancery.test", now).unwrap();
@@ -113,8 +168,17 @@ impl World {
         let bytes: Vec<u8> = (0..5 * MIN_PART + 123).map(|at| (at % 251) as u8).collect();
         let asked = Arc::new(Mutex::new(Vec::new()));
         let token = Token::new("first");
+        let mut hasher = ChunkHasher::new();
+        hasher.update(&bytes);
+        let tree = hasher.finish();
+        let chunk_root = tree.root();
+        let mut served = bytes.clone();
+        change(&mut served);
         let storage = Scripted {
-            blob: bytes.clone(),
+            blob: served,
+            proof,
+            tree,
+            busy: AtomicBool::new(true),
             script: Mutex::new(script.iter().copied().collect()),
             asked: asked.clone(),
             renew: token.clone(),
@@ -128,6 +192,8 @@ impl World {
         let blob = Blob {
             client: Client::connect(&running.endpoint(), &own, Role::Storage).unwrap(),
             digest: Sha256Digest::new([1; 32]),
+            size: bytes.len() as u64,
+            chunk_root,
             token,
             runtime: Handle::current(),
             stop: CancellationToken::new(),
@@ -149,6 +215,13 @@ impl World {
             let mut out = vec![0; length];
             blob.read(offset as u64, &mut out).map(|()| out)
         });
+        reading.await.unwrap()
+    }
+
+    async fn read_proven(&self, range: Range<usize>) -> Result<Vec<u8>, ReadError> {
+        let blob = self.blob.clone();
+        let range = range.start as u64..range.end as u64;
+        let reading = tokio::task::spawn_blocking(move || blob.read_proven(range));
         reading.await.unwrap()
     }
 
@@ -208,6 +281,50 @@ async fn closing_the_model_ends_a_read() {
     let world = World::new(&[]).await;
     world.blob.stop.cancel();
     assert!(matches!(world.read(0, 10).await, Err(ReadError::Stopped)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proven_range_is_what_the_manifest_names() {
+    let world = World::new(&[End::Short(2500)]).await;
+    let all = world.bytes.len();
+    for range in [
+        0..1,
+        0..all,
+        5..MIN_PART,
+        MIN_PART - 1..MIN_PART + 1,
+        all - 1..all,
+        all - MIN_PART - 124..all,
+        7..7,
+    ] {
+        let read = world.read_proven(range.clone()).await.unwrap();
+        assert!(read == world.bytes[range.clone()], "{range:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_bytes_than_the_manifests_are_never_given_out() {
+    // Beside the range, but in a chunk that the range touches.
+    for at in [0, MIN_PART - 1, MIN_PART, 2 * MIN_PART - 1] {
+        let world = World::serving(&[], Proof::Right, |bytes| bytes[at] ^= 0x40).await;
+        let refused = world.read_proven(100..MIN_PART + 100).await.unwrap_err();
+        assert!(matches!(refused, ReadError::NotProven(_)), "{refused}");
+        let beside = world.read_proven(3 * MIN_PART..3 * MIN_PART + 9).await;
+        assert!(beside.is_ok(), "chunks that the change is not in");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proof_of_something_else_is_refused() {
+    for proof in [Proof::Other, Proof::Long, Proof::Cut, Proof::Refused] {
+        let world = World::serving(&[], proof, |_| ()).await;
+        let refused = world.read_proven(0..10).await.unwrap_err();
+        let expected = match proof {
+            Proof::Cut => matches!(refused, ReadError::NoHash(31)),
+            Proof::Refused => matches!(refused, ReadError::Status(_)),
+            _ => matches!(refused, ReadError::NotProven(_)),
+        };
+        assert!(expected, "{proof:?}: {refused}");
+    }
 }
 
 fn part(out: &mut [u8]) -> Part<'_> {
