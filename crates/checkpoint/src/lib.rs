@@ -8,6 +8,7 @@
 mod directory;
 mod dtype;
 mod error;
+mod flush;
 pub mod header;
 mod index;
 pub mod json;

@@ -14,13 +14,14 @@ use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::error::CheckpointError;
+use crate::flush::Flusher;
 use crate::header::LENGTH_FIELD;
 use crate::plan::PlannedShard;
 
 /// Writes a planned file: tensors in any order, whole or in parts, from any thread, each byte once.
 ///
 /// The bytes go to `.<name>.partial` beside the file, which gets its name once everything is written
-/// and synced; dropping an unfinished writer removes it. The file's SHA-256 is taken while it is
+/// and synced, which starts while later ones are made; dropping an unfinished writer removes it. The file's SHA-256 is taken while it is
 /// written as far as the writes come in file order; what is left is read back once at the end
 /// (from the page cache). A header whose metadata is known only at the end (a lock's domains) puts
 /// all of the file behind that point: a hash cannot start before the first byte is known.
@@ -30,6 +31,7 @@ pub struct ShardWriter {
     by_name: HashMap<String, usize>,
     written: Vec<AtomicU64>,
     file: File,
+    flusher: Flusher,
     partial: PathBuf,
     target: PathBuf,
     data_start: u64,
@@ -108,12 +110,15 @@ impl ShardWriter {
             .create_new(true)
             .open(&partial);
         let file = file.map_err(|e| CheckpointError::io(plan.file(), "create", e))?;
+        let flusher = file.try_clone().and_then(Flusher::start);
+        let flusher = flusher.map_err(|e| CheckpointError::io(plan.file(), "sync", e))?;
         let names = plan.tensors().iter().map(|info| info.name.clone());
         let writer = Self {
             by_name: names.zip(0..).collect(),
             written: plan.tensors().iter().map(|_| AtomicU64::new(0)).collect(),
             plan: plan.clone(),
             file,
+            flusher,
             partial,
             target,
             data_start,
@@ -190,7 +195,7 @@ impl ShardWriter {
         let file = self.plan.file();
         // Every byte is written: the disk and the hash need not wait for each other.
         let (sha256, synced) = std::thread::scope(|scope| {
-            let sync = scope.spawn(|| self.file.sync_all());
+            let sync = scope.spawn(|| self.flusher.finish().and_then(|()| self.file.sync_all()));
             let sha256 = self.hash_rest(bytes);
             let lost = |_| Err(io::Error::other("the thread that syncs ended early"));
             (sha256, sync.join().unwrap_or_else(lost))
@@ -227,6 +232,7 @@ impl ShardWriter {
         self.file
             .write_all_at(bytes, position)
             .map_err(|e| CheckpointError::io(self.plan.file(), "write", e))?;
+        self.flusher.wrote(bytes.len() as u64);
         let mut running = self.hash.lock().unwrap_or_else(PoisonError::into_inner);
         if running.next == position {
             running.hash.update(bytes);

@@ -296,22 +296,39 @@ fn generate(source: &Path, hidden: usize, ffn: usize, vocab: usize, layers: usiz
     let tokenizer = json!({"added_tokens": [], "model": {"vocab": vocabulary}});
     fs::write(source.join("tokenizer.json"), tokenizer.to_string()).unwrap();
     let tensors = tensors(hidden, ffn, vocab, layers);
-    let specs = tensors.iter().map(|tensor| checkpoint::TensorSpec {
-        name: tensor.name.clone(),
-        dtype: checkpoint::Dtype::BF16,
-        shape: tensor.shape.clone(),
-    });
-    let plan = checkpoint::PlannedShard::new("model.safetensors", specs.collect()).unwrap();
-    let writer = checkpoint::ShardWriter::create(source, &plan, &[]).unwrap();
-    let pattern = weights(
-        plan.tensors().iter().map(|t| t.bytes).max().unwrap() as usize,
-        5,
-    );
-    for info in plan.tensors() {
-        writer
-            .write(&info.name, &pattern[..info.bytes as usize])
-            .unwrap();
+    let longest = tensors
+        .iter()
+        .map(|t| t.shape.iter().product::<u64>())
+        .max();
+    let pattern = weights(2 * longest.unwrap() as usize, 5);
+    let mut bytes = 0;
+    let mut index = serde_json::Map::new();
+    let of = tensors.len().div_ceil(SHARD_TENSORS);
+    for (number, tensors) in tensors.chunks(SHARD_TENSORS).enumerate() {
+        let file = format!("model-{:05}-of-{of:05}.safetensors", number + 1);
+        let specs = tensors.iter().map(|tensor| checkpoint::TensorSpec {
+            name: tensor.name.clone(),
+            dtype: checkpoint::Dtype::BF16,
+            shape: tensor.shape.clone(),
+        });
+        let plan = checkpoint::PlannedShard::new(&file, specs.collect()).unwrap();
+        let writer = checkpoint::ShardWriter::create(source, &plan, &[]).unwrap();
+        for info in plan.tensors() {
+            let part = &pattern[..info.bytes as usize];
+            writer.write(&info.name, part).unwrap();
+            index.insert(info.name.clone(), json!(file));
+        }
+        writer.finish().unwrap();
+        bytes += plan.data_length();
     }
-    writer.finish().unwrap();
-    plan.data_length() as usize
+    let index = json!({"metadata": {"total_size": bytes}, "weight_map": index});
+    fs::write(
+        source.join("model.safetensors.index.json"),
+        index.to_string(),
+    )
+    .unwrap();
+    bytes as usize
 }
+
+/// Tensors in a shard, so that a checkpoint has some.
+const SHARD_TENSORS: usize = 12;
