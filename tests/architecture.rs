@@ -62,6 +62,7 @@ const SIDEWAYS: &[(&str, &str)] = &[
     ("weight-lock", "model-key"),
     ("weight-transform", "model-key"),
     ("receipt", "shard-identity"),
+    ("checkpoint", "direct-io"),
     ("convert", "checkpoint"),
     ("convert", "gguf"),
     ("database", "registry-domain"),

@@ -156,17 +156,23 @@ pub enum CheckpointError {
         /// The path.
         path: PathBuf,
     },
-    /// A shard was finished before all its bytes were written.
-    #[error("{file}: tensor {tensor:?} has {written} of {bytes} bytes written")]
+    /// A shard was finished before all its tensors were written.
+    #[error("{file}: tensor {tensor:?} is not written")]
     Incomplete {
         /// The file.
         file: String,
         /// The first such tensor.
         tensor: String,
-        /// Bytes written.
-        written: u64,
-        /// Bytes it has.
-        bytes: u64,
+    },
+    /// A shard's tensors were not written in the order of the file.
+    #[error("{file}: tensor {tensor:?} is written out of order; {next:?} comes next")]
+    Order {
+        /// The file.
+        file: String,
+        /// The tensor given.
+        tensor: String,
+        /// The tensor that comes next, where one is left.
+        next: Option<String>,
     },
     /// A locked shard's final metadata does not fit the space kept for the header.
     #[error("{file}: the header needs {needed} bytes, {kept} were kept")]

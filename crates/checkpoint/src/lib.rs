@@ -2,13 +2,12 @@
 //!
 //! Reading: [`Checkpoint`] opens a directory strictly beneath its root, driven by its index, and
 //! gives tensors through [`TensorSource`]. Writing: [`ShardPlan`] lays tensors out as the
-//! safetensors library does, [`ShardWriter`] writes them in any order with memory bounded by one
-//! tensor, [`StagedDir`] makes a directory appear whole or not at all.
+//! safetensors library does, [`ShardWriter`] writes them one after another past the page cache,
+//! [`StagedDir`] makes a directory appear whole or not at all.
 
 mod directory;
 mod dtype;
 mod error;
-mod flush;
 pub mod header;
 mod index;
 pub mod json;

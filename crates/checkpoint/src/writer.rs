@@ -1,42 +1,40 @@
 //! Writes one safetensors file.
 
-use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use direct_io::{AlignedBuf, Appender, ReadAt, ReadError};
 use identifiers::Sha256Digest;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
 use crate::error::CheckpointError;
-use crate::flush::Flusher;
 use crate::header::LENGTH_FIELD;
 use crate::plan::PlannedShard;
 
-/// Writes a planned file: tensors in any order, whole or in parts, from any thread, each byte once.
+/// Writes a planned file: its tensors in their order, each byte once, past the page cache where
+/// the file system allows it.
 ///
-/// The bytes go to `.<name>.partial` beside the file, which gets its name once everything is written
-/// and synced, which starts while later ones are made; dropping an unfinished writer removes it. The file's SHA-256 is taken while it is
-/// written as far as the writes come in file order; what is left is read back once at the end
-/// (from the page cache). A header whose metadata is known only at the end (a lock's domains) puts
-/// all of the file behind that point: a hash cannot start before the first byte is known.
+/// The bytes go to `.<name>.partial` beside the file, which gets its name once everything is
+/// written and synced; dropping an unfinished writer removes it. The file's SHA-256 is taken while
+/// it is written. A header whose metadata is known only at the end (a lock's domains) puts all of
+/// the file behind that point, for a hash cannot start before the first byte is known: such a file
+/// is read back once.
 #[derive(Debug)]
 pub struct ShardWriter {
     plan: PlannedShard,
-    by_name: HashMap<String, usize>,
-    written: Vec<AtomicU64>,
+    /// Tensors written.
+    written: usize,
     file: File,
-    flusher: Flusher,
+    appender: Option<Appender>,
     partial: PathBuf,
     target: PathBuf,
     data_start: u64,
-    header_is_final: bool,
-    hash: Mutex<RunningHash>,
+    /// Of what was written; none before the header is known.
+    hash: Option<Sha256>,
     finished: bool,
 }
 
@@ -51,12 +49,6 @@ pub struct WrittenFile {
     pub sha256: Sha256Digest,
 }
 
-#[derive(Debug)]
-struct RunningHash {
-    hash: Sha256,
-    next: u64,
-}
-
 impl ShardWriter {
     /// Starts a file in `directory` whose metadata is known, usually `{"format": "pt"}`.
     pub fn create(
@@ -65,8 +57,9 @@ impl ShardWriter {
         metadata: &[(String, String)],
     ) -> Result<Self, CheckpointError> {
         let header = plan.header(metadata, 0);
-        let writer = Self::start(directory, plan, header.len() as u64, true)?;
-        writer.put(0, &header)?;
+        let mut writer = Self::start(directory, plan, header.len() as u64, 0)?;
+        writer.hash = Some(Sha256::new());
+        writer.put(&header)?;
         Ok(writer)
     }
 
@@ -78,14 +71,14 @@ impl ShardWriter {
         widest: &[(String, String)],
     ) -> Result<Self, CheckpointError> {
         let room = plan.header(widest, 0).len() as u64;
-        Self::start(directory, plan, room, false)
+        Self::start(directory, plan, room, room)
     }
 
     fn start(
         directory: &Path,
         plan: &PlannedShard,
         data_start: u64,
-        header_is_final: bool,
+        from: u64,
     ) -> Result<Self, CheckpointError> {
         let target = directory.join(plan.file());
         let partial = directory.join(format!(".{}.partial", plan.file()));
@@ -110,55 +103,50 @@ impl ShardWriter {
             .create_new(true)
             .open(&partial);
         let file = file.map_err(|e| CheckpointError::io(plan.file(), "create", e))?;
-        let flusher = file.try_clone().and_then(Flusher::start);
-        let flusher = flusher.map_err(|e| CheckpointError::io(plan.file(), "sync", e))?;
-        let names = plan.tensors().iter().map(|info| info.name.clone());
-        let writer = Self {
-            by_name: names.zip(0..).collect(),
-            written: plan.tensors().iter().map(|_| AtomicU64::new(0)).collect(),
+        let mut writer = Self {
+            written: 0,
             plan: plan.clone(),
             file,
-            flusher,
+            appender: None,
             partial,
             target,
             data_start,
-            header_is_final,
-            hash: Mutex::new(RunningHash {
-                hash: Sha256::new(),
-                next: 0,
-            }),
+            hash: None,
             finished: false,
         };
         let length = data_start.saturating_add(plan.data_length());
         match fallocate(&writer.file, FallocateFlags::empty(), 0, length) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(writer),
-            Err(error) => Err(CheckpointError::io(plan.file(), "reserve space", error)),
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {}
+            Err(error) => return Err(writer.failed("reserve space", error.into())),
         }
+        let appender = writer.file.try_clone();
+        let appender = appender.and_then(|file| Appender::new(file, from));
+        writer.appender = Some(appender.map_err(|error| writer.failed("write", error))?);
+        Ok(writer)
     }
 
-    /// Writes a whole tensor.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let (at, info) = self.find(name)?;
+    /// Writes the next tensor of the file.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let next = self.plan.tensors().get(self.written);
+        let Some(info) = next.filter(|info| info.name == name) else {
+            return Err(self.not_next(name));
+        };
         if bytes.len() as u64 != info.bytes {
-            return Err(self.range_error(at, 0, bytes.len()));
+            return Err(CheckpointError::Range {
+                tensor: info.name.clone(),
+                start: 0,
+                end: bytes.len() as u64,
+                bytes: info.bytes,
+            });
         }
-        self.write_at(name, 0, bytes)
-    }
-
-    /// Writes a part of a tensor, from byte `offset` of it on.
-    pub fn write_at(&self, name: &str, offset: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let (at, info) = self.find(name)?;
-        if offset.saturating_add(bytes.len() as u64) > info.bytes {
-            return Err(self.range_error(at, offset, bytes.len()));
-        }
-        self.put(self.data_start + info.offset + offset, bytes)?;
-        self.written[at].fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.put(bytes)?;
+        self.written += 1;
         Ok(())
     }
 
     /// Finishes a file whose metadata was given at the start.
     pub fn finish(self) -> Result<WrittenFile, CheckpointError> {
-        self.complete()
+        self.complete(None)
     }
 
     /// Finishes a file started with [`ShardWriter::create_reserving`].
@@ -168,95 +156,105 @@ impl ShardWriter {
     ) -> Result<WrittenFile, CheckpointError> {
         let room = (self.data_start - LENGTH_FIELD) as usize;
         let header = self.plan.header(metadata, room);
-        if header.len() as u64 != self.data_start || self.header_is_final {
+        if header.len() as u64 != self.data_start || self.hash.is_some() {
             return Err(CheckpointError::HeaderRoom {
                 file: self.plan.file().to_owned(),
                 needed: header.len(),
                 kept: self.data_start as usize,
             });
         }
-        self.put(0, &header)?;
-        self.complete()
+        self.complete(Some(&header))
     }
 
-    fn complete(mut self) -> Result<WrittenFile, CheckpointError> {
-        for (info, written) in self.plan.tensors().iter().zip(&self.written) {
-            let written = written.load(Ordering::Relaxed);
-            if written != info.bytes {
-                return Err(CheckpointError::Incomplete {
-                    file: self.plan.file().to_owned(),
-                    tensor: info.name.clone(),
-                    written,
-                    bytes: info.bytes,
-                });
-            }
+    fn complete(mut self, header: Option<&[u8]>) -> Result<WrittenFile, CheckpointError> {
+        if let Some(next) = self.plan.tensors().get(self.written) {
+            return Err(CheckpointError::Incomplete {
+                file: self.plan.file().to_owned(),
+                tensor: next.name.clone(),
+            });
         }
-        let bytes = self.data_start + self.plan.data_length();
-        let file = self.plan.file();
+        let appended = self.appender.take().map_or(Ok(()), Appender::finish);
+        appended.map_err(|error| self.failed("write", error))?;
+        if let Some(header) = header {
+            let put = self.file.write_all_at(header, 0);
+            put.map_err(|error| self.failed("write", error))?;
+        }
+        let hash = self.hash.take();
         // Every byte is written: the disk and the hash need not wait for each other.
         let (sha256, synced) = std::thread::scope(|scope| {
-            let sync = scope.spawn(|| self.flusher.finish().and_then(|()| self.file.sync_all()));
-            let sha256 = self.hash_rest(bytes);
+            let sync = scope.spawn(|| self.file.sync_all());
+            let sha256 = match hash {
+                Some(hash) => Ok(Sha256Digest::new(hash.finalize().into())),
+                None => self.hash_all(),
+            };
             let lost = |_| Err(io::Error::other("the thread that syncs ended early"));
             (sha256, sync.join().unwrap_or_else(lost))
         });
         let sha256 = sha256?;
-        synced.map_err(|e| CheckpointError::io(file, "sync", e))?;
+        synced.map_err(|error| self.failed("sync", error))?;
         let named = std::fs::rename(&self.partial, &self.target);
-        named.map_err(|e| CheckpointError::io(file, "name", e))?;
+        named.map_err(|error| self.failed("name", error))?;
         self.finished = true;
         Ok(WrittenFile {
             path: self.plan.file().to_owned(),
-            bytes,
+            bytes: self.data_start + self.plan.data_length(),
             sha256,
         })
     }
 
-    /// Hashes what did not come in order.
-    fn hash_rest(&self, length: u64) -> Result<Sha256Digest, CheckpointError> {
-        let mut running = self.hash.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut buffer = vec![0; HASH_STEP.min(length - running.next) as usize];
-        while running.next < length {
-            let step = HASH_STEP.min(length - running.next);
-            let part = &mut buffer[..step as usize];
-            self.file
-                .read_exact_at(part, running.next)
-                .map_err(|e| CheckpointError::io(self.plan.file(), "read back", e))?;
-            running.hash.update(part);
-            running.next += step;
+    /// Reads the file back and hashes it.
+    fn hash_all(&self) -> Result<Sha256Digest, CheckpointError> {
+        let failed = |error: ReadError| self.failed("read back", io::Error::other(error));
+        let file = direct_io::File::open(&self.partial).map_err(failed)?;
+        let buffer = AlignedBuf::new(HASH_STEP);
+        let mut buffer = buffer.map_err(|e| self.failed("read back", io::Error::other(e)))?;
+        let mut hash = Sha256::new();
+        let mut at = 0;
+        while at < file.size() {
+            let step = (file.size() - at).min(HASH_STEP as u64) as usize;
+            // The last block, where it is not whole, would take its whole step to the page cache.
+            let step = if step > direct_io::ALIGN {
+                step / direct_io::ALIGN * direct_io::ALIGN
+            } else {
+                step
+            };
+            let part = &mut buffer[..step];
+            file.read_exact_at(at, part).map_err(failed)?;
+            hash.update(part);
+            at += step as u64;
         }
-        Ok(Sha256Digest::new(running.hash.finalize_reset().into()))
+        Ok(Sha256Digest::new(hash.finalize().into()))
     }
 
-    fn put(&self, position: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.file
-            .write_all_at(bytes, position)
-            .map_err(|e| CheckpointError::io(self.plan.file(), "write", e))?;
-        self.flusher.wrote(bytes.len() as u64);
-        let mut running = self.hash.lock().unwrap_or_else(PoisonError::into_inner);
-        if running.next == position {
-            running.hash.update(bytes);
-            running.next += bytes.len() as u64;
+    fn put(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        for part in bytes.chunks(PUT_STEP) {
+            if let Some(hash) = &mut self.hash {
+                hash.update(part);
+            }
+            if let Some(appender) = &mut self.appender {
+                let appended = appender.append(part);
+                appended.map_err(|error| self.failed("write", error))?;
+            }
         }
         Ok(())
     }
 
-    fn find(&self, name: &str) -> Result<(usize, &crate::header::TensorInfo), CheckpointError> {
-        let at = self.by_name.get(name).copied();
-        let at = at.ok_or_else(|| CheckpointError::NoTensor {
+    fn not_next(&self, name: &str) -> CheckpointError {
+        let tensors = self.plan.tensors();
+        if tensors.iter().all(|info| info.name != name) {
+            return CheckpointError::NoTensor {
+                tensor: name.to_owned(),
+            };
+        }
+        CheckpointError::Order {
+            file: self.plan.file().to_owned(),
             tensor: name.to_owned(),
-        })?;
-        Ok((at, &self.plan.tensors()[at]))
+            next: tensors.get(self.written).map(|info| info.name.clone()),
+        }
     }
 
-    fn range_error(&self, at: usize, start: u64, length: usize) -> CheckpointError {
-        let info = &self.plan.tensors()[at];
-        CheckpointError::Range {
-            tensor: info.name.clone(),
-            start,
-            end: start.saturating_add(length as u64),
-            bytes: info.bytes,
-        }
+    fn failed(&self, action: &'static str, error: io::Error) -> CheckpointError {
+        CheckpointError::io(self.plan.file(), action, error)
     }
 }
 
@@ -269,4 +267,6 @@ impl Drop for ShardWriter {
     }
 }
 
-const HASH_STEP: u64 = 4 << 20;
+const HASH_STEP: usize = 4 << 20;
+/// Small enough that what was hashed is still in the caches when it is copied.
+const PUT_STEP: usize = 256 << 10;

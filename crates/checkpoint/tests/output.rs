@@ -50,14 +50,9 @@ fn data(spec: &TensorSpec) -> Vec<u8> {
 fn a_shard_equals_what_the_safetensors_library_writes() {
     let folder = tempfile::tempdir().unwrap();
     let plan = PlannedShard::new("x.safetensors", specs()).unwrap();
-    let writer = ShardWriter::create(folder.path(), &plan, &metadata(&[])).unwrap();
-    for spec in specs().iter().rev() {
-        let bytes = data(spec);
-        let (first, second) = bytes.split_at(bytes.len() / 2);
-        writer
-            .write_at(&spec.name, first.len() as u64, second)
-            .unwrap();
-        writer.write_at(&spec.name, 0, first).unwrap();
+    let mut writer = ShardWriter::create(folder.path(), &plan, &metadata(&[])).unwrap();
+    for info in plan.tensors() {
+        writer.write(&info.name, &data(&info.into())).unwrap();
     }
     assert!(
         !folder.path().join("x.safetensors").exists(),
@@ -87,9 +82,9 @@ fn metadata_known_only_at_the_end_fits_the_room_kept_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let plan = PlannedShard::new("x.safetensors", specs()).unwrap();
     let widest = metadata(&[("kllm.lock", "9999999999")]);
-    let writer = ShardWriter::create_reserving(folder.path(), &plan, &widest).unwrap();
-    for spec in specs() {
-        writer.write(&spec.name, &data(&spec)).unwrap();
+    let mut writer = ShardWriter::create_reserving(folder.path(), &plan, &widest).unwrap();
+    for info in plan.tensors() {
+        writer.write(&info.name, &data(&info.into())).unwrap();
     }
     let written = writer
         .finish_with(&metadata(&[("kllm.lock", "1")]))
@@ -101,14 +96,14 @@ fn metadata_known_only_at_the_end_fits_the_room_kept_for_it() {
     assert_eq!(header.metadata_value("kllm.lock"), Some("1"));
     safetensors::SafeTensors::deserialize(&file).unwrap();
 
-    let writer = ShardWriter::create_reserving(
+    let mut writer = ShardWriter::create_reserving(
         &folder.path().join("."),
         &PlannedShard::new("y.safetensors", specs()).unwrap(),
         &widest,
     )
     .unwrap();
-    for spec in specs() {
-        writer.write(&spec.name, &data(&spec)).unwrap();
+    for info in plan.tensors() {
+        writer.write(&info.name, &data(&info.into())).unwrap();
     }
     let wider = metadata(&[("kllm.lock", "99999999999999999999")]);
     let error = writer.finish_with(&wider).unwrap_err();
@@ -127,10 +122,22 @@ fn metadata_known_only_at_the_end_fits_the_room_kept_for_it() {
 fn an_unfinished_shard_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let plan = PlannedShard::new("x.safetensors", specs()).unwrap();
-    let writer = ShardWriter::create(folder.path(), &plan, &metadata(&[])).unwrap();
-    writer.write("a.weight", &[0; 5]).unwrap();
-    let too_long = writer.write("a.weight", &[0; 6]).unwrap_err();
-    assert!(too_long.to_string().contains("a.weight"), "{too_long}");
+    let mut writer = ShardWriter::create(folder.path(), &plan, &metadata(&[])).unwrap();
+    let [first, second, ..] = plan.tensors() else {
+        panic!("{plan:?}");
+    };
+    let early = writer.write(&second.name, &data(&second.into()));
+    let early = early.unwrap_err();
+    assert!(matches!(early, CheckpointError::Order { .. }), "{early}");
+    assert!(early.to_string().contains(&second.name), "{early}");
+    let too_long = vec![0; first.bytes as usize + 1];
+    let too_long = writer.write(&first.name, &too_long).unwrap_err();
+    let named = format!("tensor {:?}: bytes 0..1 ", first.name);
+    assert!(too_long.to_string().starts_with(&named), "{too_long}");
+    writer.write(&first.name, &data(&first.into())).unwrap();
+    let twice = writer.write(&first.name, &data(&first.into()));
+    let twice = twice.unwrap_err();
+    assert!(matches!(twice, CheckpointError::Order { .. }), "{twice}");
     assert!(matches!(
         writer.write("z", &[]),
         Err(CheckpointError::NoTensor { .. })
@@ -153,7 +160,7 @@ fn tensors_are_spread_over_shards_and_read_back() {
     let staged = StagedDir::create(&target).unwrap();
     staged.require_space(plan.data_length()).unwrap();
     for shard in plan.shards() {
-        let writer = ShardWriter::create(staged.path(), shard, &metadata(&[])).unwrap();
+        let mut writer = ShardWriter::create(staged.path(), shard, &metadata(&[])).unwrap();
         for info in shard.tensors() {
             writer.write(&info.name, &data(&info.into())).unwrap();
         }
@@ -235,25 +242,31 @@ fn tensors_that_no_reader_would_take_are_not_planned() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
     #[test]
-    fn writes_in_any_order_give_one_file(
-        seed in any::<u64>(),
-        lengths in prop::collection::vec(0_u64..5000, 1..6),
+    fn a_file_of_any_lengths_has_the_hash_that_was_taken_as_it_was_written(
+        lengths in prop::collection::vec(0_u64..20_000, 1..6),
+        reserved in any::<bool>(),
     ) {
         let folder = tempfile::tempdir().unwrap();
         let tensors: Vec<_> = lengths.iter().enumerate()
             .map(|(at, n)| spec(&format!("t{at}"), Dtype::U8, &[*n])).collect();
-        let plan = PlannedShard::new("x.safetensors", tensors.clone()).unwrap();
-        let writer = ShardWriter::create(folder.path(), &plan, &metadata(&[])).unwrap();
-        let mut parts: Vec<(usize, u64)> = tensors.iter().enumerate()
-            .flat_map(|(at, t)| (0..t.shape[0]).step_by(777).map(move |from| (at, from))).collect();
-        parts.sort_by_key(|(at, from)| seed.rotate_left((at * 13) as u32 + *from as u32) % 97);
-        for (at, from) in parts {
-            let bytes = data(&tensors[at]);
-            let end = (from as usize + 777).min(bytes.len());
-            writer.write_at(&tensors[at].name, from, &bytes[from as usize..end]).unwrap();
+        let plan = PlannedShard::new("x.safetensors", tensors).unwrap();
+        let create = if reserved { ShardWriter::create_reserving } else { ShardWriter::create };
+        let mut writer = create(folder.path(), &plan, &metadata(&[])).unwrap();
+        for info in plan.tensors() {
+            writer.write(&info.name, &data(&info.into())).unwrap();
         }
-        let written = writer.finish().unwrap();
+        let written = if reserved {
+            writer.finish_with(&metadata(&[])).unwrap()
+        } else {
+            writer.finish().unwrap()
+        };
         let file = fs::read(folder.path().join("x.safetensors")).unwrap();
         prop_assert_eq!(written.sha256.as_bytes(), &sha256(&file));
+        let opened = Checkpoint::open(folder.path()).unwrap();
+        for info in plan.tensors() {
+            let mut bytes = vec![0; info.bytes as usize];
+            opened.read(&info.name, &mut bytes).unwrap();
+            prop_assert_eq!(bytes, data(&info.into()));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Page-sized reads past the page cache.
+//! Page-sized reads, and writes in order, past the page cache.
 //!
 //! [`File`] reads a span of a regular file into a caller's buffer by the fastest of three engines
 //! that the machine allows, found out at run time:
@@ -12,17 +12,21 @@
 //! Spans that are not aligned to [`ALIGN`] go through the page cache under every engine. Pieces of
 //! a span can be handed to the caller as they arrive ([`ReadAt::read_pieces`]), so that decrypting
 //! one piece overlaps with reading the others.
+//!
+//! [`Appender`] writes a file in order, by `O_DIRECT` where the file system allows it.
 #![expect(
     unsafe_code,
     reason = "mapped buffers and io_uring submissions; each block states why it is sound"
 )]
 
+mod append;
 mod buffer;
 mod error;
 mod file;
 mod pread;
 mod uring;
 
+pub use append::Appender;
 pub use buffer::AlignedBuf;
 pub use error::{AllocError, ReadError};
 pub use file::{Engine, EngineChoice, File, OpenOptions};

@@ -2,7 +2,7 @@
 //!
 //! perm gathers against memcpy, orth against the matrix product alone, and whole seals against
 //! SHA-256 and a plain file write. Each figure is the best of several runs; sizes are bytes of
-//! tensors. `SEAL_BENCH_MIB` sets the size of the generated checkpoint (default 512).
+//! tensors. Name `gathers`, `products` or `whole` after `--` to run only these. `SEAL_BENCH_MIB` sets the size of the generated checkpoint (default 512).
 
 #![expect(
     clippy::print_stdout,
@@ -30,10 +30,22 @@ use weight_transform::{Basis, Element, Recipe, Tensor, Transform, Vocabulary, la
 fn main() {
     let key = ModelKey::new(Secret::fill_with(|bytes| bytes.fill(7)));
     let threads = rayon::current_num_threads();
-    println!("{threads} threads\n");
-    gathers(&key);
-    products(&key);
-    whole(&key);
+    println!("{threads} threads");
+    let parts: [(&str, fn(&ModelKey)); 3] = [
+        ("gathers", gathers),
+        ("products", products),
+        ("whole", whole),
+    ];
+    let named: Vec<String> = std::env::args().skip(1).collect();
+    let all = !parts
+        .iter()
+        .any(|(name, _)| named.iter().any(|n| n == name));
+    for (name, part) in parts {
+        if all || named.iter().any(|n| n == name) {
+            println!();
+            part(&key);
+        }
+    }
 }
 
 /// Seconds of the best of `runs`.
@@ -167,7 +179,7 @@ fn gathers(key: &ModelKey) {
 
 fn products(key: &ModelKey) {
     let (hidden, ffn) = (2048, 4096);
-    println!("\north, bf16, hidden {hidden}, MLP {ffn}");
+    println!("orth, bf16, hidden {hidden}, MLP {ffn}");
     let recipes = recipes(Transform::Orth, hidden, ffn);
     let basis = Basis::new(key);
     let start = Instant::now();
@@ -232,7 +244,7 @@ fn whole(key: &ModelKey) {
     let source = work.path().join("source");
     let bytes = generate(&source, hidden, ffn, vocab, layers);
     println!(
-        "\nwhole checkpoint, {} MB, {layers} layers",
+        "whole checkpoint, {} MB, {layers} layers",
         bytes / 1_000_000
     );
 
@@ -312,7 +324,7 @@ fn generate(source: &Path, hidden: usize, ffn: usize, vocab: usize, layers: usiz
             shape: tensor.shape.clone(),
         });
         let plan = checkpoint::PlannedShard::new(&file, specs.collect()).unwrap();
-        let writer = checkpoint::ShardWriter::create(source, &plan, &[]).unwrap();
+        let mut writer = checkpoint::ShardWriter::create(source, &plan, &[]).unwrap();
         for info in plan.tensors() {
             let part = &pattern[..info.bytes as usize];
             writer.write(&info.name, part).unwrap();

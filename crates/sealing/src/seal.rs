@@ -19,7 +19,7 @@ use crate::layout::{OutputShard, lay_out};
 use crate::locking::{lock, lock_subkey, lockable, tensor_id};
 use crate::manifest::{digest_shards, identity};
 use crate::monitor::Monitor;
-use crate::pipeline::{Produced, write_tensors};
+use crate::pipeline::{Buffers, Produced, write_tensors};
 use crate::rewrite;
 use crate::scheme::{FilePlan, Scheme, SealOptions};
 
@@ -268,7 +268,7 @@ impl Sealer<'_> {
             folder => out.folder(folder)?,
         };
         let widest = self.widest(shard, recipes);
-        let writer = match &widest {
+        let mut writer = match &widest {
             None => ShardWriter::create(&folder, &shard.planned, &[format_entry()])?,
             Some(table) => {
                 let metadata = [format_entry(), (HEADER_KEY.to_owned(), table.to_text())];
@@ -278,12 +278,12 @@ impl Sealer<'_> {
         let mut table = widest.map(|table| LockTable::new(table.version()));
         let tensors = shard.planned.tensors();
         write_tensors(
-            &writer,
+            &mut writer,
             &path,
             tensors,
             table.as_mut(),
             monitor,
-            |at, info| self.produce(component, &path, &info.name, recipes[at]),
+            |at, info, buffers| self.produce(component, &path, &info.name, recipes[at], buffers),
         )?;
         Ok(Unfinished::Written {
             writer: Box::new(writer),
@@ -300,8 +300,9 @@ impl Sealer<'_> {
         path: &str,
         name: &str,
         recipe: &Recipe,
+        buffers: &Buffers,
     ) -> Result<Produced, SealingError> {
-        let mut sealed = self.transform(component, recipe)?;
+        let mut sealed = self.transform(component, recipe, buffers)?;
         let domain = self.lock(component, path, name, recipe, &mut sealed)?;
         Ok((sealed, domain))
     }
@@ -430,9 +431,10 @@ impl Sealer<'_> {
         &self,
         component: &Component,
         recipe: &Recipe,
+        buffers: &Buffers,
     ) -> Result<Vec<u8>, SealingError> {
         let info = component.source(recipe);
-        let source = read(&component.checkpoint, &info.name)?;
+        let source = buffers.read(&component.checkpoint, &info.name)?;
         if recipe.is_unchanged() {
             return Ok(source);
         }
@@ -444,11 +446,12 @@ impl Sealer<'_> {
             }
             None => None,
         };
-        let mut out = vec![0; source.len()];
+        let mut out = buffers.take(source.len());
         let gain = gain
             .as_ref()
             .map(|(element, bytes)| (*element, bytes.as_slice()));
         prepared.apply(&source, gain, &mut out)?;
+        buffers.give_back(source);
         Ok(out)
     }
 

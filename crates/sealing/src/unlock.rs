@@ -148,7 +148,7 @@ pub(crate) fn change_shard(
         .filter(|(key, _)| key != HEADER_KEY);
     let mut metadata: Vec<(String, String)> = kept.cloned().collect();
     let mut renewed = change.to.map(LockTable::new);
-    let writer = match change.to {
+    let mut writer = match change.to {
         None => ShardWriter::create(&folder, &planned, &metadata)?,
         Some(version) => {
             let mut widest = metadata.clone();
@@ -159,13 +159,13 @@ pub(crate) fn change_shard(
     };
     let tensors = planned.tensors();
     write_tensors(
-        &writer,
+        &mut writer,
         &path,
         tensors,
         renewed.as_mut(),
         monitor,
-        |_, info| {
-            let mut bytes = crate::seal::read(&weights.checkpoint, &info.name)?;
+        |_, info, buffers| {
+            let mut bytes = buffers.read(&weights.checkpoint, &info.name)?;
             let in_shard = TensorInfo {
                 shard: number,
                 ..info.clone()

@@ -11,6 +11,7 @@ use crate::error::SealingError;
 use crate::files::Outcome;
 use crate::metadata::{Scheme, SealMetadata};
 use crate::monitor::Monitor;
+use crate::pipeline::Buffers;
 use crate::rewrite;
 use crate::scheme::{FilePlan, SealOptions};
 use crate::seal::SealPlan;
@@ -106,6 +107,7 @@ fn compare_tensors(
     report: &mut VerifyReport,
 ) -> Result<(), SealingError> {
     let sealer = plan.bind(keys)?;
+    let buffers = Buffers::default();
     let mut open: Option<(String, UnlockingSource<'_>)> = None;
     let mut expected: Vec<(String, String)> = Vec::new();
     for (component, name, recipe) in sealer.outputs() {
@@ -128,8 +130,8 @@ fn compare_tensors(
             report.differ(what, "missing, or of another type or shape");
             continue;
         };
-        let ours = sealer.transform(component, recipe)?;
-        let theirs = crate::seal::read(source, &found.name)?;
+        let ours = sealer.transform(component, recipe, &buffers)?;
+        let theirs = buffers.read(source, &found.name)?;
         if ours != theirs {
             let distance = largest_distance(info.dtype, &ours, &theirs);
             report.largest_ulps = report.largest_ulps.max(distance.unwrap_or(u64::MAX));
@@ -141,6 +143,8 @@ fn compare_tensors(
             }
         }
         monitor.tensor(info.bytes);
+        buffers.give_back(ours);
+        buffers.give_back(theirs);
     }
     let folders: std::collections::BTreeSet<String> =
         expected.iter().map(|(folder, _)| folder.clone()).collect();
