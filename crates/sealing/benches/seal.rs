@@ -27,11 +27,13 @@ use sha2::{Digest, Sha256};
 use weight_lock::Version;
 use weight_transform::{Basis, Element, Recipe, Tensor, Transform, Vocabulary, language_model};
 
+type Part = (&'static str, fn(&ModelKey));
+
 fn main() {
     let key = ModelKey::new(Secret::fill_with(|bytes| bytes.fill(7)));
     let threads = rayon::current_num_threads();
     println!("{threads} threads");
-    let parts: [(&str, fn(&ModelKey)); 3] = [
+    let parts: [Part; 3] = [
         ("gathers", gathers),
         ("products", products),
         ("whole", whole),

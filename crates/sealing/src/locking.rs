@@ -46,15 +46,9 @@ pub(crate) fn lockable(
         .filter(|element| element.is_coded_by(version) && bytes > 0)
 }
 
-/// Locks a tensor in place; the domain goes to the record. `None`: its values have no code
-/// (a table with negative entries), and it stays as it is.
-pub(crate) fn lock(
-    keys: &dyn SubkeySource,
-    id: &SubkeyId,
-    version: Version,
-    element: Element,
-    bytes: &mut [u8],
-) -> Result<Result<Option<Domain>, LockError>, SealingError> {
+/// The domain of a tensor's values. `None`: they have no code (a table with negative entries), and
+/// the tensor stays as it is.
+pub(crate) fn scan(element: Element, bytes: &[u8]) -> Result<Option<Domain>, LockError> {
     let scanned = bytes
         .par_chunks(PART)
         .enumerate()
@@ -70,16 +64,19 @@ pub(crate) fn lock(
                 Ok(all)
             },
         );
-    let domain = match scanned {
-        Ok(scan) => scan.domain(),
-        Err(error) => return Ok(Err(error)),
-    };
-    let Some(domain) = domain else {
-        return Ok(Ok(None));
-    };
+    Ok(scanned?.domain())
+}
+
+/// Locks a tensor in place; every value must be in the domain, which goes to the record.
+pub(crate) fn lock(
+    keys: &dyn SubkeySource,
+    id: &SubkeyId,
+    version: Version,
+    domain: Domain,
+    bytes: &mut [u8],
+) -> Result<Result<(), LockError>, SealingError> {
     let lock = Lock::new(version, &keys.subkey(id)?, domain);
-    let locked = in_parts(bytes, |at, part| lock.lock(at, part));
-    Ok(locked.map(|()| Some(domain)))
+    Ok(in_parts(bytes, |at, part| lock.lock(at, part)))
 }
 
 /// Takes a lock off a tensor, or a part that starts at byte `at` of it.

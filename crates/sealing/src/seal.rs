@@ -1,14 +1,19 @@
 //! Sealing, planned before a key is used and resumable shard by shard.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 
 use checkpoint::json::{Style, write};
-use checkpoint::{CheckpointError, Root, ShardWriter, StagedDir, TensorSource, WrittenFile};
+use checkpoint::{
+    CheckpointError, Root, ShardWriter, StagedDir, TensorInfo, TensorSource, WrittenFile,
+};
 use identifiers::Sha256Digest;
 use model_key::{Component as KeyComponent, Label, SubkeyId, SubkeySource};
 use shard_identity::ShardManifest;
-use weight_lock::{Domain, Entry, HEADER_KEY, LockTable, table_digest};
+use weight_lock::{
+    Domain, Element, Entry, HEADER_KEY, LockError, LockTable, Version, table_digest,
+};
 use weight_transform::{Basis, Recipe, subkeys};
 
 use crate::blob::{Payload, seal_blob};
@@ -16,10 +21,10 @@ use crate::component::{Component, element};
 use crate::error::SealingError;
 use crate::files::Outcome;
 use crate::layout::{OutputShard, lay_out};
-use crate::locking::{lock, lock_subkey, lockable, tensor_id};
+use crate::locking::{lock as put_lock, lock_subkey, lockable, scan, tensor_id};
 use crate::manifest::{digest_shards, identity};
 use crate::monitor::Monitor;
-use crate::pipeline::{Buffers, Produced, write_tensors};
+use crate::pipeline::{Buffers, write_tensors};
 use crate::rewrite;
 use crate::scheme::{FilePlan, Scheme, SealOptions};
 
@@ -267,15 +272,22 @@ impl Sealer<'_> {
             "" => out.path().to_owned(),
             folder => out.folder(folder)?,
         };
-        let widest = self.widest(shard, recipes);
-        let mut writer = match &widest {
-            None => ShardWriter::create(&folder, &shard.planned, &[format_entry()])?,
-            Some(table) => {
-                let metadata = [format_entry(), (HEADER_KEY.to_owned(), table.to_text())];
-                ShardWriter::create_reserving(&folder, &shard.planned, &metadata)?
+        let lock = self.lock_of(shard, recipes, monitor)?;
+        let mut writer = match &lock {
+            Planned::None => ShardWriter::create(&folder, &shard.planned, &[format_entry()])?,
+            Planned::Domains(table, _) => {
+                ShardWriter::create(&folder, &shard.planned, &with_record(table))?
+            }
+            Planned::Widest(table) => {
+                ShardWriter::create_reserving(&folder, &shard.planned, &with_record(table))?
             }
         };
-        let mut table = widest.map(|table| LockTable::new(table.version()));
+        let mut table = match &lock {
+            Planned::None => None,
+            Planned::Domains(table, _) | Planned::Widest(table) => {
+                Some(LockTable::new(table.version()))
+            }
+        };
         let tensors = shard.planned.tensors();
         write_tensors(
             &mut writer,
@@ -283,31 +295,34 @@ impl Sealer<'_> {
             tensors,
             table.as_mut(),
             monitor,
-            |at, info, buffers| self.produce(component, &path, &info.name, recipes[at], buffers),
+            |at, info, buffers| {
+                let recipe = recipes[at];
+                let mut sealed = self.transform(component, recipe, buffers)?;
+                let Some((version, element)) = lockable_output(component, info, recipe) else {
+                    return Ok((sealed, None));
+                };
+                let failed = |source| lock_error(&path, info, source);
+                let domain = match &lock {
+                    Planned::Domains(_, domains) => domains.get(&info.name).copied(),
+                    _ => scan(element, &sealed).map_err(failed)?,
+                };
+                if let Some(domain) = domain {
+                    let id = lock_subkey(version, &component.folder, &info.name)?;
+                    put_lock(self.keys, &id, version, domain, &mut sealed)?.map_err(failed)?;
+                }
+                Ok((sealed, domain))
+            },
         )?;
         Ok(Unfinished::Written {
             writer: Box::new(writer),
+            header_is_written: !matches!(lock, Planned::Widest(_)),
             table,
             path,
             folder: component.folder.clone(),
         })
     }
 
-    /// One tensor transformed, and locked where its component is.
-    fn produce(
-        &self,
-        component: &Component,
-        path: &str,
-        name: &str,
-        recipe: &Recipe,
-        buffers: &Buffers,
-    ) -> Result<Produced, SealingError> {
-        let mut sealed = self.transform(component, recipe, buffers)?;
-        let domain = self.lock(component, path, name, recipe, &mut sealed)?;
-        Ok((sealed, domain))
-    }
-
-    /// Writes all shards. While one is hashed and synced, the next is written.
+    /// Writes all shards. While one is synced, the next is written.
     fn seal_shards(
         &self,
         out: &StagedDir,
@@ -316,11 +331,17 @@ impl Sealer<'_> {
         let mut sealed = Vec::with_capacity(self.shards());
         let mut last: Option<Unfinished> = None;
         for shard in 0..self.shards() {
-            let (finished, next) = rayon::join(
-                || last.take().map(Unfinished::finish).transpose(),
-                || self.write_shard(shard, out, monitor),
-            );
-            sealed.extend(finished?);
+            // Not on the pool: to wait for a disk takes no core.
+            let (finished, next) = std::thread::scope(|scope| {
+                let finished = last.take().map(|last| scope.spawn(|| last.finish()));
+                let next = self.write_shard(shard, out, monitor);
+                (finished.map(ScopedJoinHandle::join), next)
+            });
+            match finished {
+                None => {}
+                Some(Ok(finished)) => sealed.push(finished?),
+                Some(Err(panic)) => std::panic::resume_unwind(panic),
+            }
             last = Some(next?);
         }
         sealed.extend(last.map(Unfinished::finish).transpose()?);
@@ -466,41 +487,86 @@ impl Sealer<'_> {
         })
     }
 
-    fn lock(
+    /// What is known of a shard's lock before it is written.
+    ///
+    /// Where the transform is cheap, the domains are found by one pass more over the source, so that
+    /// the header stands first in the file and the hash rides along with the data. Behind a matrix
+    /// product it is cheaper to read the file back.
+    fn lock_of(
         &self,
-        component: &Component,
-        path: &str,
-        name: &str,
-        recipe: &Recipe,
-        bytes: &mut [u8],
-    ) -> Result<Option<Domain>, SealingError> {
-        let Some(version) = component.lock else {
-            return Ok(None);
+        shard: &OutputShard<'_>,
+        recipes: &[&Recipe],
+        monitor: &Monitor<'_>,
+    ) -> Result<Planned, SealingError> {
+        let component = shard.component;
+        let path = component.path(shard.planned.file());
+        let tensors = shard.planned.tensors().iter().zip(recipes);
+        let locked: Vec<_> = tensors
+            .filter_map(|(info, recipe)| {
+                let (version, element) = lockable_output(component, info, recipe)?;
+                Some((info, *recipe, version, element))
+            })
+            .collect();
+        let Some((_, _, version, _)) = locked.first() else {
+            return Ok(Planned::None);
         };
-        let dtype = component.source(recipe).dtype;
-        let length = bytes.len() as u64;
-        let Some(of) = lockable(version, dtype, recipe.is_packed(), length) else {
-            return Ok(None);
-        };
-        let id = lock_subkey(version, &component.folder, name)?;
-        lock(self.keys, &id, version, of, bytes)?.map_err(|source| SealingError::Lock {
-            file: path.to_owned(),
-            tensor: name.to_owned(),
-            source,
-        })
-    }
-
-    /// The record with the widest domains, where the shard has anything to lock.
-    fn widest(&self, shard: &OutputShard<'_>, recipes: &[&Recipe]) -> Option<LockTable> {
-        let version = shard.component.lock?;
-        let mut table = LockTable::new(version);
-        for (info, recipe) in shard.planned.tensors().iter().zip(recipes) {
-            let of = lockable(version, info.dtype, recipe.is_packed(), info.bytes);
-            if let Some(of) = of {
-                table.insert(&info.name, Domain::widest(of)).ok()?;
+        let dense = locked.iter().any(|(_, recipe, ..)| recipe.is_dense());
+        let mut table = LockTable::new(*version);
+        let mut domains = HashMap::new();
+        let buffers = Buffers::default();
+        for (info, recipe, _, element) in locked {
+            monitor.check()?;
+            let domain = if dense {
+                Some(Domain::widest(element))
+            } else {
+                let sealed = self.transform(component, recipe, &buffers)?;
+                let domain = scan(element, &sealed);
+                buffers.give_back(sealed);
+                domain.map_err(|source| lock_error(&path, info, source))?
+            };
+            if let Some(domain) = domain {
+                domains.insert(info.name.clone(), domain);
+                let inserted = table.insert(&info.name, domain);
+                inserted.map_err(|source| SealingError::LockRecord {
+                    file: path.clone(),
+                    source,
+                })?;
             }
         }
-        (!table.entries().is_empty()).then_some(table)
+        Ok(if dense {
+            Planned::Widest(table)
+        } else {
+            Planned::Domains(table, domains)
+        })
+    }
+}
+
+/// The lock of a shard that is to be written.
+enum Planned {
+    /// Nothing in it has a lock.
+    None,
+    /// Its record, and the domains by tensor.
+    Domains(LockTable, HashMap<String, Domain>),
+    /// The longest that its record can be.
+    Widest(LockTable),
+}
+
+/// How an output tensor is locked, where it is.
+fn lockable_output(
+    component: &Component,
+    info: &TensorInfo,
+    recipe: &Recipe,
+) -> Option<(Version, Element)> {
+    let version = component.lock?;
+    let element = lockable(version, info.dtype, recipe.is_packed(), info.bytes)?;
+    Some((version, element))
+}
+
+fn lock_error(path: &str, info: &TensorInfo, source: LockError) -> SealingError {
+    SealingError::Lock {
+        file: path.to_owned(),
+        tensor: info.name.clone(),
+        source,
     }
 }
 
@@ -538,6 +604,7 @@ enum Unfinished {
     Copied(WrittenFile),
     Written {
         writer: Box<ShardWriter>,
+        header_is_written: bool,
         table: Option<LockTable>,
         path: String,
         folder: String,
@@ -546,7 +613,7 @@ enum Unfinished {
 
 impl Unfinished {
     fn finish(self) -> Result<SealedShard, SealingError> {
-        let (writer, table, path, folder) = match self {
+        let (writer, header_is_written, table, path, folder) = match self {
             Self::Copied(file) => {
                 return Ok(SealedShard {
                     file,
@@ -555,17 +622,15 @@ impl Unfinished {
             }
             Self::Written {
                 writer,
+                header_is_written,
                 table,
                 path,
                 folder,
-            } => (writer, table, path, folder),
+            } => (writer, header_is_written, table, path, folder),
         };
         let mut file = match &table {
-            None => writer.finish()?,
-            Some(table) => {
-                let metadata = [format_entry(), (HEADER_KEY.to_owned(), table.to_text())];
-                writer.finish_with(&metadata)?
-            }
+            Some(table) if !header_is_written => writer.finish_with(&with_record(table))?,
+            _ => writer.finish()?,
         };
         file.path = path;
         let entries = table.iter().flat_map(|table| table.entries());
@@ -575,6 +640,10 @@ impl Unfinished {
             locked: locked.collect(),
         })
     }
+}
+
+fn with_record(table: &LockTable) -> [(String, String); 2] {
+    [format_entry(), (HEADER_KEY.to_owned(), table.to_text())]
 }
 
 fn format_entry() -> (String, String) {

@@ -8,7 +8,7 @@ use weight_lock::{Domain, HEADER_KEY, LockTable, Version};
 
 use crate::error::SealingError;
 use crate::files::{self, folder_of};
-use crate::locking::{lock, lock_subkey, tensor_id, unlock as unlock_bytes};
+use crate::locking::{lock, lock_subkey, scan, tensor_id, unlock as unlock_bytes};
 use crate::metadata::SealMetadata;
 use crate::monitor::Monitor;
 use crate::pipeline::write_tensors;
@@ -183,9 +183,11 @@ pub(crate) fn change_shard(
             let Some(version) = change.to else {
                 return Ok((bytes, None));
             };
-            let id = lock_subkey(version, &weights.folder, &info.name)?;
-            let locked = lock(keys, &id, version, domain.element(), &mut bytes)?;
-            let domain = locked.map_err(lock_error)?;
+            let domain = scan(domain.element(), &bytes).map_err(lock_error)?;
+            if let Some(domain) = domain {
+                let id = lock_subkey(version, &weights.folder, &info.name)?;
+                lock(keys, &id, version, domain, &mut bytes)?.map_err(lock_error)?;
+            }
             Ok((bytes, domain))
         },
     )?;
