@@ -100,6 +100,7 @@ impl Pager {
                 slots: HashMap::new(),
                 wanted: HashSet::new(),
                 reading_ahead: 0,
+                awaiting_release: 0,
                 revoked: false,
                 stats: Stats::default(),
             }),
@@ -171,12 +172,14 @@ impl Pager {
     /// `limit`.
     #[must_use]
     pub fn wait_released(&self, limit: Duration) -> bool {
-        let state = self.inner.lock();
-        let (_state, result) = self
+        let mut state = self.inner.lock();
+        state.awaiting_release += 1;
+        let (mut state, result) = self
             .inner
             .released
             .wait_timeout_while(state, limit, |state| state.residency.pinned() > 0)
             .unwrap_or_else(PoisonError::into_inner);
+        state.awaiting_release -= 1;
         !result.timed_out()
     }
 
@@ -277,6 +280,8 @@ struct State {
     /// Pages to be read ahead that nobody has asked for since.
     wanted: HashSet<PageId>,
     reading_ahead: u32,
+    /// Threads that wait until nothing is pinned.
+    awaiting_release: u32,
     revoked: bool,
     stats: Stats,
 }
@@ -462,7 +467,8 @@ impl Inner {
     }
 
     fn tell_if_released(&self, state: &State) {
-        if state.residency.pinned() == 0 {
+        // Telling is a system call, which most leases need not pay for.
+        if state.awaiting_release > 0 && state.residency.pinned() == 0 {
             self.released.notify_all();
         }
     }
