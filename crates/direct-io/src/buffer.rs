@@ -10,7 +10,8 @@ use crate::{ALIGN, AllocError};
 
 /// Zeroed memory of a fixed length that starts on an [`ALIGN`] boundary.
 ///
-/// It is mapped apart from the heap and kept out of core dumps where the system can. A buffer made
+/// It is mapped apart from the heap, of huge pages when it is large, and kept out of core dumps, where
+/// the system can. A buffer made
 /// with [`AlignedBuf::wiped`] is overwritten with zeros before it is given back.
 pub struct AlignedBuf {
     start: NonNull<u8>,
@@ -67,6 +68,12 @@ impl AlignedBuf {
         // Best effort: a kernel without it still has core dumps off in the processes that matter.
         // SAFETY: the range is the mapping just made, and the advice does not change its contents.
         let _ = unsafe { madvise(address, mapped, Advice::LinuxDontDump) };
+        if mapped >= HUGE_PAGE {
+            // Fewer faults when the buffer is filled first, fewer pages to pin for each read, and
+            // fewer TLB misses for who computes with it. Best effort, too.
+            // SAFETY: as above.
+            let _ = unsafe { madvise(address, mapped, Advice::LinuxHugepage) };
+        }
         let start = NonNull::new(address.cast())
             .ok_or_else(|| no_memory(io::ErrorKind::OutOfMemory.into()))?;
         Ok(Self { start, len, wipe })
@@ -117,6 +124,9 @@ impl fmt::Debug for AlignedBuf {
 
 #[repr(align(4096))]
 struct Block;
+
+/// A huge page of x86-64 and most AArch64 systems.
+const HUGE_PAGE: usize = 2 << 20;
 
 #[cfg(test)]
 mod tests {

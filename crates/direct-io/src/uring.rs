@@ -82,6 +82,9 @@ pub(crate) fn read_pieces(
         while span.in_flight < IN_FLIGHT {
             let Some(index) = unsent.next() else { break };
             span.push(index)?;
+            // One by one: a batch would reach the device only once the memory of all was pinned, and
+            // made where the buffer is new.
+            span.submit()?;
         }
         if span.in_flight == 0 {
             return Ok(ControlFlow::Continue(()));
@@ -147,6 +150,19 @@ impl Span<'_> {
         unsafe { ring.submission().push(&read) }.map_err(io::Error::other)?;
         self.in_flight += 1;
         Ok(())
+    }
+
+    /// Submits what was pushed, as far as the kernel takes it now.
+    fn submit(&mut self) -> io::Result<()> {
+        let ring = self
+            .ring
+            .as_mut()
+            .expect("a span has its ring until it is dropped");
+        match ring.submit() {
+            Ok(_) => Ok(()),
+            Err(error) if retry(&error) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Submits what was pushed and waits for one completion: piece number and result.
