@@ -1,6 +1,8 @@
 use std::error::Error;
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::sync::Arc;
+use std::thread::{self, Builder};
 
 use direct_io::{Arrived, File, ReadAt};
 
@@ -48,6 +50,12 @@ pub trait RangeSource: Send + Sync {
         }
         Ok(ControlFlow::Continue(()))
     }
+
+    /// Threads that one page is read with when what arrives is opened: more than one where opening
+    /// is slower than reading.
+    fn readers(&self) -> usize {
+        1
+    }
 }
 
 impl RangeSource for File {
@@ -64,6 +72,11 @@ impl RangeSource for File {
     ) -> Result<ControlFlow<()>, SourceError> {
         Ok(ReadAt::read_pieces(self, offset, out, piece, arrived)?)
     }
+
+    /// A fast disk gives more than a core opens.
+    fn readers(&self) -> usize {
+        FILE_READERS
+    }
 }
 
 impl<R: RangeSource + ?Sized> RangeSource for Arc<R> {
@@ -79,6 +92,10 @@ impl<R: RangeSource + ?Sized> RangeSource for Arc<R> {
         arrived: &mut Arrived<'_>,
     ) -> Result<ControlFlow<()>, SourceError> {
         (**self).read_pieces(offset, out, piece, arrived)
+    }
+
+    fn readers(&self) -> usize {
+        (**self).readers()
     }
 }
 
@@ -163,13 +180,63 @@ impl<R: RangeSource, U: Unsealer> SealedSource<R, U> {
 impl<R: RangeSource, U: Unsealer> PageSource for SealedSource<R, U> {
     fn read_page(&self, page: PageId, out: &mut [u8]) -> Result<(), PageError> {
         let offset = offset_of(&self.geometry, page, out.len())?;
+        let piece = piece_of(out.len()).max(self.unsealer.chunk());
+        let readers = self.ranges.readers().min(out.len() / MIN_SHARE).max(1);
+        let share = out.len().div_ceil(readers).next_multiple_of(piece);
+        let mut parts = out.chunks_mut(share).enumerate().map(|(index, out)| Part {
+            page,
+            offset,
+            at: index * share,
+            piece,
+            out,
+        });
+        let Some(first) = parts.next() else {
+            return Ok(());
+        };
+        thread::scope(|scope| {
+            let others: Vec<_> = parts
+                .map(|part| {
+                    let thread = Builder::new().name("page-open".to_owned());
+                    thread.spawn_scoped(scope, || self.read_part(part))
+                })
+                .collect();
+            let mut result = self.read_part(first);
+            for other in others {
+                let other = other.map_err(|error| PageError::read(page, error))?;
+                let other = other.join().unwrap_or_else(|panic| resume_unwind(panic));
+                result = result.and(other);
+            }
+            result
+        })
+    }
+}
+
+/// What one thread reads of a page.
+struct Part<'a> {
+    page: PageId,
+    /// Where the page starts in the container.
+    offset: u64,
+    /// Where this starts in the page, a whole number of pieces.
+    at: usize,
+    piece: usize,
+    out: &'a mut [u8],
+}
+
+impl<R: RangeSource, U: Unsealer> SealedSource<R, U> {
+    fn read_part(&self, part: Part<'_>) -> Result<(), PageError> {
+        let Part {
+            page,
+            offset,
+            at: start,
+            piece,
+            out,
+        } = part;
         let mut opener = self
             .unsealer
             .page(page)
             .map_err(|error| PageError::unseal(page, error))?;
-        let piece = self.unsealer.chunk().max(MIN_PIECE);
         let (mut refused, mut opened) = (None, 0);
-        let mut open = |at, bytes: &mut [u8]| match opener.open(at, bytes) {
+        let mut open = |at, bytes: &mut [u8]| match opener.open(start + at, bytes) {
             Ok(()) => {
                 opened += bytes.len();
                 ControlFlow::Continue(())
@@ -179,6 +246,7 @@ impl<R: RangeSource, U: Unsealer> PageSource for SealedSource<R, U> {
                 ControlFlow::Break(())
             }
         };
+        let offset = offset + start as u64;
         let read = self.ranges.read_pieces(offset, out, piece, &mut open);
         match (refused, read) {
             (Some(error), _) => Err(PageError::unseal(page, error)),
@@ -193,9 +261,21 @@ impl<R: RangeSource, U: Unsealer> PageSource for SealedSource<R, U> {
     }
 }
 
-/// Pieces of a sealed page are at least this long: chunk sizes are powers of two, so this is a
-/// whole number of chunks.
+/// How a sealed page is cut: enough pieces to open one while others are read, and few requests.
+/// Both this and chunk sizes are powers of two, so the longer one is a whole number of chunks.
+fn piece_of(page: usize) -> usize {
+    (page / PIECES)
+        .next_power_of_two()
+        .clamp(MIN_PIECE, MAX_PIECE)
+}
+
+const PIECES: usize = 32;
+/// Least bytes that are worth another thread.
+const MIN_SHARE: usize = 4 << 20;
+/// Threads that open pages of a file.
+const FILE_READERS: usize = 2;
 const MIN_PIECE: usize = 256 << 10;
+const MAX_PIECE: usize = 1 << 20;
 
 fn offset_of(geometry: &Geometry, page: PageId, len: usize) -> Result<u64, PageError> {
     match geometry.span(page) {

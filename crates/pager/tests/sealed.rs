@@ -103,6 +103,34 @@ fn every_page_of_a_sealed_file_is_the_plain_page() {
     }
 }
 
+/// A page that is long enough for two threads, the second of them with the shorter part.
+#[test]
+fn a_long_page_is_opened_by_two_threads_and_refused_by_either() {
+    let plain = model::large((9 << 20) + 4096);
+    let sealed = model::seal_with(&plain, 8192, &key());
+    let (offset, len) = geometry(&sealed.header().unwrap())
+        .span(PageId::text(0))
+        .unwrap();
+    assert!(len > 2 * (4 << 20) && !len.is_multiple_of(1 << 20));
+    let get = |bytes: &[u8]| {
+        let mut file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        file.write_all(bytes).unwrap();
+        let header = sealed.header().unwrap();
+        let ring = ring(&header, &key());
+        let pager = pager(File::open(file.path()).unwrap(), header, ring);
+        let lease = pager.get(PageId::text(0));
+        assert_eq!(pager.stats().total().failures, u64::from(lease.is_err()));
+        lease.map(|lease| lease.to_vec())
+    };
+    assert!(get(&sealed.bytes).unwrap() == plain[offset as usize..][..len]);
+    for at in [0, len / 2 - (1 << 20), len / 2 + (1 << 20), len - 1] {
+        let mut changed = sealed.bytes.clone();
+        changed[offset as usize + at] ^= 1;
+        let error = get(&changed).unwrap_err();
+        assert!(matches!(error, PageError::NotAuthentic { .. }), "{error}");
+    }
+}
+
 #[test]
 fn pieces_may_arrive_in_any_order() {
     let plain = model::large(3 << 20);
