@@ -97,7 +97,8 @@ fn compare(name: &str, sizes: Sizes, tokens: usize) {
     }
     let after = pager.stats().total();
     assert_eq!(after.bytes_read, before.bytes_read, "nothing is read again");
-    let leases = (after.hits - before.hits) / (ROUNDS * tokens) as u64;
+    let fed = ROUNDS * (tokens + 1);
+    let leases = (after.hits - before.hits) / fed as u64;
     println!(
         "{name}: {:.1} MB of pages, {:.3} MB the largest, {leases} leases a token",
         geometry.total() as f64 / 1e6,
