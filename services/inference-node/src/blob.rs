@@ -21,14 +21,17 @@ use tonic::{Code, Status};
 
 /// The capability token in use; a renewal replaces it for every read that starts after.
 #[derive(Clone)]
-pub(crate) struct Token(Arc<RwLock<Arc<str>>>);
+pub struct Token(Arc<RwLock<Arc<str>>>);
 
 impl Token {
-    pub(crate) fn new(token: &str) -> Self {
+    /// A token as the key service minted it.
+    #[must_use]
+    pub fn new(token: &str) -> Self {
         Self(Arc::new(RwLock::new(token.into())))
     }
 
-    pub(crate) fn replace(&self, token: &str) {
+    /// Takes the place of the token that ends.
+    pub fn replace(&self, token: &str) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = token.into();
     }
 
@@ -41,19 +44,24 @@ impl Token {
 }
 
 /// One blob of a storage node. Reads block and are for threads outside the runtime.
-pub(crate) struct Blob {
+pub struct Blob {
+    /// Connects to the node, as the one that the token is bound to.
     pub client: Client,
+    /// Its name in storage.
     pub digest: Sha256Digest,
     /// Bytes, as the manifest says.
     pub size: u64,
     /// What proven reads are compared with, from the manifest.
     pub chunk_root: Sha256Digest,
+    /// What storage lets it be read by.
     pub token: Token,
+    /// Where the connection is driven.
     pub runtime: Handle,
     /// Ends every read.
     pub stop: CancellationToken,
     /// Ranges of one read that are in flight together, at least 1.
     pub streams: usize,
+    /// Pauses between attempts.
     pub retry: Retry,
 }
 

@@ -20,5 +20,6 @@ mod renewal;
 mod rpc;
 
 pub use app::{App, Running};
+pub use blob::{Blob, ReadError, Token};
 pub use config::{BuildError, Config, KeyFiles, ModelSettings};
 pub use error::NodeError;
