@@ -93,7 +93,13 @@ const TRANSPORT: &[&str] = &[
 ];
 
 /// Ban 4: the crates that may hold `unsafe`.
-const MAY_BE_UNSAFE: &[&str] = &["direct-io", "jlm", "weight-lock", "engine"];
+const MAY_BE_UNSAFE: &[&str] = &[
+    "direct-io",
+    "jlm",
+    "weight-lock",
+    "weight-transform",
+    "engine",
+];
 
 /// Ban 5: these cannot reach a crate that holds secrets.
 const KEYLESS: &[&str] = &[

@@ -2,7 +2,8 @@
 //!
 //! perm gathers against memcpy, orth against the matrix product alone, and whole seals against
 //! SHA-256 and a plain file write. Each figure is the best of several runs; sizes are bytes of
-//! tensors. Name `gathers`, `products` or `whole` after `--` to run only these. `SEAL_BENCH_MIB` sets the size of the generated checkpoint (default 512).
+//! tensors. Name `gathers`, `products` or `whole` after `--` to run only these. `SEAL_BENCH_MIB`
+//! sets the size of the generated checkpoint (default 512).
 
 #![expect(
     clippy::print_stdout,

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::element::{Element, narrow, widen};
 use crate::gather::{Layout, exp2};
-use crate::lane::Lane;
+use crate::lane::{Lane, Mix};
 
 /// Computes `rows' * source * columns'` where either lane mixes positions. `gain` multiplies the
 /// source's columns.
@@ -41,8 +41,10 @@ pub(crate) fn transform(
             inner: (rows, row_factors),
         },
     };
+    let matrices = job.inner_matrices();
+    let mut buffers = Buffers::default();
     for tile in tiles(job.outer.0, job.outer.1.len()) {
-        job.run(tile, source, out);
+        job.run(tile, &matrices, &mut buffers, source, out);
     }
 }
 
@@ -60,87 +62,136 @@ struct Job<'a> {
     inner: (&'a Lane, Vec<f64>),
 }
 
+/// A tile's values, and those before the product at hand.
+#[derive(Default)]
+struct Buffers {
+    values: Vec<f64>,
+    taken: Vec<f64>,
+}
+
+impl Buffers {
+    /// Moves the values to `taken`. `all` is whether every one of them will be written anew.
+    fn take(&mut self, all: bool) {
+        std::mem::swap(&mut self.values, &mut self.taken);
+        if all {
+            self.values.resize(self.taken.len(), 0.0);
+        } else {
+            self.values.clone_from(&self.taken);
+        }
+    }
+}
+
 impl Job<'_> {
-    fn run(&self, tile: Range<usize>, source: &[u8], out: &mut [u8]) {
-        let mut values = self.load(&tile, source);
+    fn run(
+        &self,
+        tile: Range<usize>,
+        matrices: &[Held<'_>],
+        buffers: &mut Buffers,
+        source: &[u8],
+        out: &mut [u8],
+    ) {
         let (height, depth) = (tile.len(), self.inner.1.len());
-        for mix in &self.outer.0.mixes {
-            if tile.contains(&mix.start) {
-                let from = mix.start - tile.start;
-                let range = from..from + mix.matrix.side();
-                let taken = values.clone();
-                matmul(
-                    self.view_mut(&mut values, height, depth)
-                        .subrows_mut(range.start, range.len()),
-                    Accum::Replace,
-                    mix.matrix.view().transpose(),
-                    self.view(&taken, height, depth)
-                        .subrows(range.start, range.len()),
-                    1.0,
-                    Par::rayon(0),
-                );
-            }
+        buffers.values.resize(height * depth, 0.0);
+        self.load(&tile, source, &mut buffers.values);
+        let inside = |mix: &&Mix| tile.contains(&mix.start);
+        let outer = || self.outer.0.mixes.iter().filter(inside);
+        let mixed: usize = outer().map(|mix| mix.matrix.side()).sum();
+        if mixed > 0 {
+            buffers.take(mixed == height);
         }
-        if !self.inner.0.mixes.is_empty() {
-            let taken = values.clone();
-            for mix in &self.inner.0.mixes {
-                matmul(
-                    self.view_mut(&mut values, height, depth)
-                        .subcols_mut(mix.start, mix.matrix.side()),
-                    Accum::Replace,
-                    self.view(&taken, height, depth)
-                        .subcols(mix.start, mix.matrix.side()),
-                    mix.matrix.view(),
-                    1.0,
-                    Par::rayon(0),
-                );
-            }
+        for mix in outer() {
+            let (from, side) = (mix.start - tile.start, mix.matrix.side());
+            matmul(
+                self.view_mut(&mut buffers.values, height, depth)
+                    .subrows_mut(from, side),
+                Accum::Replace,
+                mix.matrix.view().transpose(),
+                self.view(&buffers.taken, height, depth).subrows(from, side),
+                1.0,
+                Par::rayon(0),
+            );
         }
-        self.store(&tile, &values, out);
+        let mixes = &self.inner.0.mixes;
+        let mixed: usize = mixes.iter().map(|mix| mix.matrix.side()).sum();
+        if mixed > 0 {
+            buffers.take(mixed == depth);
+        }
+        for (mix, matrix) in mixes.iter().zip(matrices) {
+            let side = mix.matrix.side();
+            matmul(
+                self.view_mut(&mut buffers.values, height, depth)
+                    .subcols_mut(mix.start, side),
+                Accum::Replace,
+                self.view(&buffers.taken, height, depth)
+                    .subcols(mix.start, side),
+                matrix.view(),
+                1.0,
+                Par::rayon(0),
+            );
+        }
+        self.store(&tile, &buffers.values, out);
+    }
+
+    /// The inner axis's matrices in the memory order of the tiles: a product whose three matrices
+    /// are in one order takes half the time.
+    fn inner_matrices(&self) -> Vec<Held<'_>> {
+        let mixes = self.inner.0.mixes.iter();
+        mixes
+            .map(|mix| {
+                let (view, side) = (mix.matrix.view(), mix.matrix.side());
+                match self.orientation {
+                    Orientation::ByColumns if view.row_stride() != 1 => {
+                        Held::ByColumns(turned(view), side)
+                    }
+                    _ => Held::AsDrawn(view),
+                }
+            })
+            .collect()
     }
 
     /// The tile's taken values, in the source's memory order.
-    fn load(&self, tile: &Range<usize>, source: &[u8]) -> Vec<f64> {
+    fn load(&self, tile: &Range<usize>, source: &[u8], values: &mut [f64]) {
         // Constant in each arm, so that the conversion is compiled for each type.
         match self.layout.element {
-            Element::Bf16 => self.load_as(Element::Bf16, tile, source),
-            Element::F16 => self.load_as(Element::F16, tile, source),
-            _ => self.load_as(Element::F32, tile, source),
+            Element::Bf16 => self.load_as(Element::Bf16, tile, source, values),
+            Element::F16 => self.load_as(Element::F16, tile, source, values),
+            _ => self.load_as(Element::F32, tile, source, values),
         }
     }
 
     #[inline(always)]
-    fn load_as(&self, element: Element, tile: &Range<usize>, source: &[u8]) -> Vec<f64> {
+    fn load_as(&self, element: Element, tile: &Range<usize>, source: &[u8], values: &mut [f64]) {
         let (outer, outer_factors) = &self.outer;
         let (inner, inner_factors) = &self.inner;
-        let columns = self.layout.columns;
+        let row_bytes = self.layout.row_bytes();
         let width = element.width().unwrap_or(1);
-        let at = |row: usize, column: usize| {
-            let cell = (row * columns + column) * width;
-            widen(element, &source[cell..cell + width])
-        };
-        let mut values = vec![0.0; tile.len() * inner_factors.len()];
+        let at = |row: &[u8], column: usize| widen(element, &row[column * width..][..width]);
         match self.orientation {
             Orientation::ByRows => values
                 .par_chunks_mut(inner_factors.len().max(1))
                 .zip(tile.clone())
                 .for_each(|(line, o)| {
-                    let row = outer.source(o);
+                    let row = &source[outer.source(o) * row_bytes..][..row_bytes];
                     for (k, value) in line.iter_mut().enumerate() {
                         *value = at(row, inner.source(k)) * (outer_factors[o] * inner_factors[k]);
                     }
                 }),
-            Orientation::ByColumns => values
-                .par_chunks_mut(tile.len().max(1))
-                .enumerate()
-                .for_each(|(k, line)| {
-                    let row = inner.source(k);
-                    for (value, o) in line.iter_mut().zip(tile.clone()) {
-                        *value = at(row, outer.source(o)) * (outer_factors[o] * inner_factors[k]);
-                    }
-                }),
+            Orientation::ByColumns => {
+                let picks: Vec<_> = tile
+                    .clone()
+                    .map(|o| (outer.source(o), outer_factors[o]))
+                    .collect();
+                values
+                    .par_chunks_mut(tile.len().max(1))
+                    .enumerate()
+                    .for_each(|(k, line)| {
+                        let row = &source[inner.source(k) * row_bytes..][..row_bytes];
+                        for (value, (column, factor)) in line.iter_mut().zip(&picks) {
+                            *value = at(row, *column) * (factor * inner_factors[k]);
+                        }
+                    });
+            }
         }
-        values
     }
 
     fn store(&self, tile: &Range<usize>, values: &[f64], out: &mut [u8]) {
@@ -190,6 +241,38 @@ impl Job<'_> {
     }
 }
 
+/// A square matrix to multiply by.
+enum Held<'a> {
+    AsDrawn(MatRef<'a, f64>),
+    /// Column-major, with its side.
+    ByColumns(Vec<f64>, usize),
+}
+
+impl Held<'_> {
+    fn view(&self) -> MatRef<'_, f64> {
+        match self {
+            Self::AsDrawn(view) => *view,
+            Self::ByColumns(values, side) => MatRef::from_column_major_slice(values, *side, *side),
+        }
+    }
+}
+
+/// The values column by column; some columns at a time, so that each row's lines are read once.
+fn turned(matrix: MatRef<'_, f64>) -> Vec<f64> {
+    let side = matrix.nrows();
+    let mut out = vec![0.0; side * side];
+    out.par_chunks_mut(TURNED * side.max(1))
+        .enumerate()
+        .for_each(|(k, columns)| {
+            for r in 0..side {
+                for (c, column) in columns.chunks_exact_mut(side).enumerate() {
+                    column[r] = matrix[(r, k * TURNED + c)];
+                }
+            }
+        });
+    out
+}
+
 fn widest(lane: &Lane) -> usize {
     lane.mixes
         .iter()
@@ -227,6 +310,8 @@ fn tiles(lane: &Lane, length: usize) -> Vec<Range<usize>> {
 /// Wide enough that packing the matrix costs little, small enough that a tile of float64 stays far
 /// below the tensor it is cut from.
 const TILE: usize = 512;
+/// Columns of float64 in a cache line.
+const TURNED: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -8,8 +8,17 @@
 //!
 //! Nothing here does I/O; memory beside the caller's slices is a few hundred rows.
 
+#![cfg_attr(
+    target_arch = "x86_64",
+    expect(
+        unsafe_code,
+        reason = "SSE2 intrinsics; each block says why it is sound"
+    )
+)]
+
 mod architecture;
 mod axis;
+mod block;
 mod config;
 mod dense;
 mod element;
@@ -20,6 +29,7 @@ mod pattern;
 mod plan;
 mod recipe;
 mod scale;
+mod vector;
 mod vocabulary;
 
 pub use architecture::{
