@@ -330,11 +330,11 @@ impl<B: Bits> Factors<B> {
         let mut at = from;
         for cells in whole {
             let scaled = match &self.columns {
-                Some(columns) => {
-                    let steps = &columns.step[at..at + SCALED];
-                    self.stepped(cells, |i| row.plus(steps[i]))
-                }
-                None => self.stepped(cells, |_| row),
+                Some(columns) => match columns.step[at..].first_chunk::<SCALED>() {
+                    Some(steps) => self.stepped(cells, &steps.map(|step| row.plus(step))),
+                    None => None,
+                },
+                None => self.stepped(cells, &[row; SCALED]),
             };
             match scaled {
                 Some(scaled) => *cells = scaled,
@@ -350,26 +350,27 @@ impl<B: Bits> Factors<B> {
     fn stepped<const N: usize>(
         &self,
         cells: &[[u8; N]; SCALED],
-        step: impl Fn(usize) -> B,
+        steps: &[B; SCALED],
     ) -> Option<[[u8; N]; SCALED]>
     where
         B: LittleEndian<N>,
     {
+        // Two loops without a branch or a running maximum, which compile to vectors everywhere.
         let zero = B::default();
-        let mut out = [[0; N]; SCALED];
-        let mut most = zero;
-        for (i, (to, cell)) in out.iter_mut().zip(cells).enumerate() {
-            let value = B::load(*cell);
-            let magnitude = value & B::REST;
-            let (above, step) = if magnitude == zero {
-                (zero, zero)
-            } else {
-                (magnitude.minus(self.low), step(i))
-            };
-            most = most.max(above);
-            *to = value.plus(step).store();
+        let usual = cells.iter().fold(true, |all, cell| {
+            let magnitude = B::load(*cell) & B::REST;
+            all & ((magnitude == zero) | (magnitude.minus(self.low) < self.span))
+        });
+        if !usual {
+            return None;
         }
-        (most < self.span).then_some(out)
+        let mut out = *cells;
+        for (cell, step) in out.iter_mut().zip(steps) {
+            let value = B::load(*cell);
+            let any = B::shifted(i32::from(value & B::REST != zero), 0);
+            *cell = value.plus(*step & zero.minus(any)).store();
+        }
+        Some(out)
     }
 
     fn multiply<const N: usize>(
