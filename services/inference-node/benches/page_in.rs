@@ -88,7 +88,7 @@ fn main() {
         if streams == ModelSettings::default().streams {
             let of_streams = rows.len() - 2;
             for which in [of_streams, of_streams + 1] {
-                rows.push(rows[which].from_disk());
+                rows.push(rows[which].reading_disk());
             }
         }
     }
@@ -106,7 +106,7 @@ fn main() {
             // Each takes each place in a round.
             let which = (round + turn) % rows.len();
             let row = &mut rows[which];
-            if row.from_disk {
+            if row.reading_disk {
                 fadvise(&stored, 0, None, Advice::DontNeed).unwrap();
             }
             let cpu = cpu_seconds();
@@ -149,7 +149,7 @@ struct Row {
     local: usize,
     source: Arc<dyn PageSource>,
     /// Whether the storage node has to read its disk for it.
-    from_disk: bool,
+    reading_disk: bool,
     times: Vec<Duration>,
     cpu: f64,
 }
@@ -160,18 +160,18 @@ impl Row {
             name: name.to_owned(),
             local,
             source: Arc::new(source),
-            from_disk: false,
+            reading_disk: false,
             times: Vec::new(),
             cpu: 0.0,
         }
     }
 
-    fn from_disk(&self) -> Self {
+    fn reading_disk(&self) -> Self {
         Self {
             name: format!("{}, from the node's disk", self.name),
             local: self.local,
             source: self.source.clone(),
-            from_disk: true,
+            reading_disk: true,
             times: Vec::new(),
             cpu: 0.0,
         }
